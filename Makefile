@@ -1,8 +1,9 @@
 # `make help` lists the targets.
 
 FRIT := target/release/frit
+PREFIX := /usr/local
 
-.PHONY: help setup build release wheel demo test check clean
+.PHONY: help setup build install release wheel demo test check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -12,6 +13,9 @@ setup: ## install LLVM/MLIR 22 and the libraries it needs, where missing
 
 build: setup ## build the command-line programs in target/release
 	cargo build --release
+
+install: ## install the programs that `make build` built, their man pages and shell completions below PREFIX (/usr/local)
+	@.ci/install target/release "$(DESTDIR)$(PREFIX)"
 
 release: setup ## build the programs for x86-64 Linux with glibc 2.31 and later, as an archive in target
 	@.ci/release

@@ -219,6 +219,43 @@ fn a_plan_runs_wherever_it_is_moved() {
 
 #[cfg(unix)]
 #[test]
+fn installing_brings_man_pages_and_completions() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let built = Path::new(env!("CARGO_BIN_EXE_frit")).parent().expect("a folder");
+    let install = |from: &Path| {
+        let arguments = [from, dir.path()];
+        Command::new(workspace(".ci/install")).args(arguments).output().expect("bash runs")
+    };
+    let output = install(dir.path());
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("`make build` builds it"));
+    let output = install(built);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let read = |path: &str| std::fs::read_to_string(dir.path().join(path)).expect(path);
+    for page in ["frit", "frit-compile", "frit-run", "frit-check-gradients", "frit-run-compare"] {
+        let page = read(&format!("share/man/man1/{page}.1"));
+        assert!(page.starts_with(".ie") && page.contains("Example"), "{page}");
+    }
+    let words = |line: &str| {
+        // What bash offers for the last word.
+        let script = format!(
+            "source share/bash-completion/completions/frit; COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
+             _frit frit \"${{COMP_WORDS[-1]}}\" \"${{COMP_WORDS[-2]}}\"; echo \"${{COMPREPLY[@]}}\""
+        );
+        let output = Command::new("bash").args(["-c", &script]).current_dir(dir.path()).output();
+        String::from_utf8(output.expect("bash runs").stdout).expect("UTF-8")
+    };
+    assert_eq!(words("frit comp").trim(), "compile completions");
+    assert!(words("frit compile --prec").trim().is_empty());
+    assert_eq!(words("frit compile --conf").trim(), "--config");
+    assert!(read("share/zsh/site-functions/_frit-run").starts_with("#compdef frit-run"));
+    assert!(read("share/fish/vendor_completions.d/frit.fish").contains("check-gradients"));
+    let installed = Command::new(dir.path().join("bin/frit")).arg("--version").output();
+    assert!(installed.expect("it runs").status.success());
+}
+
+#[cfg(unix)]
+#[test]
 fn an_interrupted_run_ends_at_once_with_complete_metrics() {
     let dir = tempfile::tempdir().expect("a directory");
     let plan = compiled(dir.path(), 2);

@@ -7,7 +7,7 @@ use crate::device::cuda::doctor::{self, doctor};
 use crate::eval::{self, evaluate};
 use crate::interrupt;
 use crate::run::{RunReport, run};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use std::ffi::OsString;
 use std::io::Write;
 
@@ -40,6 +40,11 @@ enum Command {
     Compare(compare::Options),
     /// Show which GPU libraries this machine has, which of a plan's requirements are missing, and what a GPU reaches.
     Doctor(doctor::Options),
+}
+
+/// The program's arguments, for completions and man pages.
+pub fn command() -> clap::Command {
+    Args::command()
 }
 
 /// Runs the program with these arguments, of which the first is its name. Returns the exit code.

@@ -27,6 +27,8 @@ class StepMetrics(TypedDict):
     loss_scale: float
     skipped: bool
     tokens_or_examples_per_s: float
+    step_seconds: float
+    memory_bytes: Optional[int]
 
 class Loss(TypedDict):
     name: str
@@ -92,7 +94,13 @@ class Plan:
     def verify(self) -> list[_Row]: ...
     def simulate(self, cluster: Optional[_Path] = None) -> _Row: ...
     def diff(self, other: Plan) -> _Row: ...
-    def report(self, path: _Path = "report.html") -> None: ...
+    def report(
+        self,
+        path: _Path = "report.html",
+        *,
+        metrics: Union[_Path, Iterable[_Path]] = (),
+        trace: Optional[_Path] = None,
+    ) -> None: ...
     def save(self, directory: _Path) -> None: ...
     def trainer(
         self,

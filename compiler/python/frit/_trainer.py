@@ -75,7 +75,7 @@ class Trainer:
         Contiguous tensors in the CPU's memory are not copied.
 
         The metrics: step, loss (mean over the batch, before the update), grad_norm (before clipping), lr, loss_scale,
-        skipped, tokens_or_examples_per_s.
+        skipped, tokens_or_examples_per_s, step_seconds, memory_bytes (in use after the step; None where unknown).
 
         Raises ``FritError`` if the batch does not fit, which changes nothing, or if the run has failed to train (E106),
         after which no more steps are taken.

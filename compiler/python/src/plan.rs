@@ -7,6 +7,7 @@ use frit::diagnostics::Report;
 use frit::{clusters, plan_dir, predict};
 use frit_passes::simulate::simulate;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -71,9 +72,20 @@ impl Plan {
         refused(py, found)
     }
 
-    /// Writes the report.
-    fn report(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        refused(py, py.detach(|| report::write(&self.plan, &path)))
+    /// Writes the report, with runs and a measured step; returns the warnings.
+    fn report<'py>(
+        &self,
+        py: Python<'py>,
+        path: PathBuf,
+        metrics: Vec<PathBuf>,
+        trace: Option<PathBuf>,
+    ) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let found = py.detach(|| {
+            let found = report::measured(&self.path, &self.plan, &metrics, trace.as_deref())?;
+            report::write(&self.plan, &found, &path)?;
+            Ok(found)
+        });
+        refused(py, found)?.warnings().iter().map(|d| error::of_diagnostic(py, d)).collect()
     }
 
     /// Verifies the plan and the files beside it; the verified plans with their tasks as JSON.

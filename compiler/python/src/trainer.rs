@@ -214,6 +214,8 @@ fn of_step<'py>(py: Python<'py>, metrics: &StepMetrics) -> PyResult<Bound<'py, P
     dict.set_item("loss_scale", metrics.loss_scale)?;
     dict.set_item("skipped", metrics.skipped)?;
     dict.set_item("tokens_or_examples_per_s", metrics.tokens_or_examples_per_s)?;
+    dict.set_item("step_seconds", metrics.step_seconds)?;
+    dict.set_item("memory_bytes", metrics.memory_bytes)?;
     Ok(dict)
 }
 

@@ -39,6 +39,7 @@ def test_numbers_are_those_of_the_command_line(models, tmp_path, name, ranks, pr
     for ours, theirs in zip(found, expected):
         for key in ("step", "loss", "grad_norm", "lr", "loss_scale", "skipped"):
             assert ours[key] == theirs[key], (key, ours, theirs)
+        assert ours["step_seconds"] > 0 and ours["memory_bytes"] > 2**20
     saved = (tmp_path / "saved.safetensors").read_bytes()
     assert (tmp_path / "own.safetensors").read_bytes() == saved
     reference = model.reference[precision]["loss"][:STEPS]

@@ -42,6 +42,25 @@ def test_the_report_is_that_of_the_command_line(plan, tmp_path):
     assert shown.startswith("<iframe srcdoc=") and shown.count("<") == 2
 
 
+def test_the_report_draws_runs(mlp, plan, tmp_path):
+    metrics = tmp_path / "a.jsonl"
+    with plan.trainer(metrics=metrics) as trainer:
+        for batch in mlp.batches(3):
+            trainer.step(batch)
+    killed = tmp_path / "killed.jsonl"
+    killed.write_text(metrics.read_text()[:-20])
+    plan.report(tmp_path / "one.html", metrics=metrics)
+    command("report", plan.path, "--metrics", metrics, "-o", tmp_path / "theirs.html")
+    assert (tmp_path / "one.html").read_text() == (tmp_path / "theirs.html").read_text()
+    with pytest.warns(frit.FritWarning, match="killed: the last line is incomplete"):
+        plan.report(tmp_path / "two.html", metrics=[metrics, killed])
+    assert "killed" in (tmp_path / "two.html").read_text()
+    for options in ({"metrics": tmp_path / "none.jsonl"}, {"trace": tmp_path / "none.json"}):
+        with pytest.raises(frit.FritError, match="none.json"):
+            plan.report(tmp_path / "three.html", **options)
+    assert not (tmp_path / "three.html").exists()
+
+
 def test_plans_are_saved_loaded_and_compared(mlp, plan, tmp_path):
     plan.save(tmp_path / "a" / "plan")
     loaded = frit.load(tmp_path / "a" / "plan")

@@ -11,6 +11,7 @@ pub mod explain;
 pub mod export;
 pub mod init;
 pub mod inspect;
+pub mod man;
 pub mod passes;
 pub mod plan_search;
 pub mod report;
@@ -78,6 +79,8 @@ pub enum Command {
     Passes(passes::Args),
     /// Print a completion script for a shell.
     Completions(completions::Args),
+    /// Write man pages.
+    Man(man::Args),
 }
 
 /// Runs the program `frit` with these arguments, of which the first is its name. Returns the exit code: 0 if all went
@@ -128,5 +131,6 @@ pub fn execute(cli: &Cli) -> Result<String, Report> {
         Command::Explain(args) => explain::execute(args),
         Command::Passes(args) => passes::execute(args),
         Command::Completions(args) => completions::execute(args),
+        Command::Man(args) => man::execute(args),
     }
 }

@@ -36,26 +36,35 @@ pub struct Args {
 /// Runs it.
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let plan = plan_dir::read(&args.plan)?;
-    let text = std::fs::read(args.plan.join(layout::PLAN)).ok();
-    let measured = Measured {
-        plan_name: text.map(|text| plan_identity(&sha256_hex(&text)).to_string()),
-        runs: runs::read(&args.metrics)?,
-        trace: args.trace.as_ref().map(|path| trace::read(path, &plan)).transpose()?,
-    };
-    write_measured(&plan, &measured, &args.output)?;
-    render::print(&measured.warnings());
+    let found = measured(&args.plan, &plan, &args.metrics, args.trace.as_deref())?;
+    write(&plan, &found, &args.output)?;
+    render::print(&found.warnings());
     Ok(format!("{}\n", args.output.display()))
+}
+
+/// Reads runs, and a step of the plan in `dir`, for its page.
+///
+/// # Errors
+/// If a file cannot be read, or the step is that of another plan.
+pub fn measured(
+    dir: &Path,
+    plan: &Plan,
+    metrics: &[PathBuf],
+    trace: Option<&Path>,
+) -> Result<Measured, Report> {
+    let text = std::fs::read(dir.join(layout::PLAN)).ok();
+    Ok(Measured {
+        plan_name: text.map(|text| plan_identity(&sha256_hex(&text)).to_string()),
+        runs: runs::read(metrics)?,
+        trace: trace.map(|path| trace::read(path, plan)).transpose()?,
+    })
 }
 
 /// Writes the page of a plan.
 ///
 /// # Errors
 /// If the file cannot be written, or the plan's configuration names a cluster that cannot be read any more.
-pub fn write(plan: &Plan, output: &Path) -> Result<(), Report> {
-    write_measured(plan, &Measured::default(), output)
-}
-
-fn write_measured(plan: &Plan, measured: &Measured, output: &Path) -> Result<(), Report> {
+pub fn write(plan: &Plan, measured: &Measured, output: &Path) -> Result<(), Report> {
     let cluster = predict::cluster(plan)?;
     let page = report::page(plan, &simulate(plan, &cluster), &roofline(plan, &cluster), measured);
     files::deliver(output, |out| out.write_all(page.as_bytes())).map_err(|e| {
