@@ -3,7 +3,8 @@
 //! Together the files must contain every parameter of the plan and no others, under the names that `--save` writes or under those that
 //! [`weight_names`] explains; for a parameter in several files the last wins. Two omissions are allowed: parameters that a `--trained-only` file
 //! omits, if the plan or another file has values with the recorded digests; and all trained parameters, when a base
-//! model gets new ones. 16-bit values are widened where the plan has f32.
+//! model gets new ones. 16-bit values are widened where the plan has f32. Buffers that libraries store beside parameters, and which a
+//! plan has as constants, are not read.
 
 use crate::RunError;
 use crate::checkpoint::Checkpoint;
@@ -24,6 +25,9 @@ use std::path::{Path, PathBuf};
 
 /// Maximum names of one kind that an error lists.
 const LISTED: usize = 8;
+/// The last parts of names of float buffers that do not show by their content: what older versions of transformers added where a mask
+/// is zero, and the frequencies of rotary embeddings.
+const BUFFERS: [&str; 3] = ["masked_bias", "inv_freq", "original_inv_freq"];
 
 /// How tensors that are not parameters of the plan are treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,13 +57,16 @@ pub(crate) fn read(
     plan: &Plan,
     others: Others,
 ) -> Result<Replaced, RunError> {
-    let mut found = Found::default();
+    if paths.is_empty() {
+        return Ok(Replaced::default());
+    }
+    let mut found = Found { names_files: paths.len() > 1, ..Found::default() };
     for path in paths {
         found.add(&weight_files::expand(path)?, plan, others)?;
     }
-    let Some(last) = paths.last() else { return Ok(Replaced::default()) };
     found.missing(plan, Base::Suffices);
-    found.refuse(last)?;
+    let all: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+    found.refuse(Path::new(&all.join(", ")))?;
     for (path, left_out) in &found.left_out {
         if let Some(reason) = left_out::compare(left_out, plan, dir, &found.all)? {
             return Err(RunError::data(path, reason));
@@ -140,6 +147,8 @@ struct Found {
     misfits: BTreeMap<String, String>,
     unknown: Vec<String>,
     notes: Vec<String>,
+    /// Whether an error says which file a tensor is in.
+    names_files: bool,
 }
 
 /// Type, shape and elements of a stored tensor.
@@ -197,6 +206,10 @@ impl Found {
         let Names { tensors: named, copies, notes } =
             weight_names::find(&params, &shapes.collect(), same);
         self.notes.extend(notes.iter().map(|note| format!("{}: {note}", path.display())));
+        let file = match self.names_files {
+            true => format!(" of {}", path.display()),
+            false => String::new(),
+        };
         for param in plan.params.iter().filter(|p| p.home != ParamHome::Unused) {
             let wanted = save::stored_type(param);
             let Some(tensor) = named.get(param.name.as_str()) else { continue };
@@ -205,7 +218,8 @@ impl Found {
                 self.all.insert(param.name.clone(), bytes);
             } else {
                 let name = &param.name;
-                let what = format!("`{name}`, {dtype:?} {shape:?} where the plan expects {wanted}");
+                let what =
+                    format!("`{name}`{file}, {dtype:?} {shape:?} where the plan expects {wanted}");
                 self.misfits.insert(name.clone(), what);
             }
         }
@@ -215,7 +229,16 @@ impl Found {
             others == Others::Refused || own.is_empty() || name.starts_with(PEFT_PREFIX)
         };
         let unknown = tensors.keys().copied().filter(|name| !own.contains(name));
-        self.unknown.extend(unknown.filter(is_refused).map(|name| format!("`{name}`")));
+        let (buffers, unknown): (Vec<&str>, Vec<&str>) =
+            unknown.filter(is_refused).partition(|name| is_buffer(name, &tensors[name]));
+        if let [first, others @ ..] = &buffers[..] {
+            let what = match others.len() {
+                0 => format!("the buffer `{first}` is not read"),
+                n => format!("{} buffers are not read, such as `{first}`", n + 1),
+            };
+            self.notes.push(format!("{}: {what}", path.display()));
+        }
+        self.unknown.extend(unknown.iter().map(|name| format!("`{name}`{file}")));
     }
 
     /// Records required parameters that no file contains.
@@ -263,6 +286,35 @@ fn listed(what: &str, names: &[String]) -> String {
     format!("{} {what}: {shown}{more}", names.len())
 }
 
+/// Whether a tensor that is no parameter of the plan is none of any model: it has integers, is a causal mask, or has the name of a buffer.
+fn is_buffer(name: &str, (dtype, shape, bytes): &View<'_>) -> bool {
+    match dtype {
+        Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16 => {
+            let last = name.rsplit('.').next().unwrap_or(name);
+            BUFFERS.contains(&last) || is_causal_mask(shape, bytes)
+        }
+        Dtype::BOOL | Dtype::U8 | Dtype::I8 | Dtype::I16 | Dtype::I32 | Dtype::I64 => true,
+        _ => false,
+    }
+}
+
+/// Whether the last two dimensions are equal, all others 1, and the elements are zero above the diagonal and else equal and not zero.
+fn is_causal_mask(shape: &[usize], bytes: &[u8]) -> bool {
+    let [others @ .., rows, columns] = shape else { return false };
+    if rows != columns || *rows < 2 || others.iter().any(|n| *n != 1) {
+        return false;
+    }
+    let size = bytes.len() / (rows * columns);
+    let one = &bytes[..size];
+    let is_zero = |element: &[u8]| element.iter().all(|byte| *byte == 0);
+    let mut elements = bytes.chunks_exact(size).enumerate();
+    !is_zero(one)
+        && elements.all(|(i, element)| match i % columns <= i / columns {
+            true => element == one,
+            false => is_zero(element),
+        })
+}
+
 /// The little-endian elements of a stored tensor in the plan's type; `None` if its type does not fit.
 fn widened(dtype: Dtype, shape: &[usize], bytes: &[u8], wanted: &TensorType) -> Option<Vec<u8>> {
     if shape != wanted.shape.dims() {
@@ -278,4 +330,30 @@ fn widened(dtype: Dtype, shape: &[usize], bytes: &[u8], wanted: &TensorType) -> 
         return None;
     }
     converted(bytes, stored, wanted.dtype).map(std::borrow::Cow::into_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_told_from_parameters() {
+        let floats =
+            |values: &[f32]| -> Vec<u8> { values.iter().flat_map(|x| x.to_le_bytes()).collect() };
+        let is = |name: &str, dtype, shape: &[usize], bytes: &[u8]| {
+            is_buffer(name, &(dtype, shape.to_vec(), bytes))
+        };
+        assert!(is("bert.embeddings.position_ids", Dtype::I64, &[1, 2], &[0; 16]));
+        assert!(is("bn1.num_batches_tracked", Dtype::I64, &[], &[0; 8]));
+        assert!(is("layers.0.rotary_emb.inv_freq", Dtype::F32, &[1], &floats(&[1.0])));
+        let square = |values: &[f32]| is("a.bias", Dtype::F32, &[1, 2, 2], &floats(values));
+        assert!(square(&[1.0, 0.0, 1.0, 1.0]));
+        assert!(!square(&[1.0, 0.0, 1.0, 2.0]) && !square(&[0.0; 4]) && !square(&[1.0; 4]));
+        assert!(is("mask", Dtype::BF16, &[2, 2], &[128, 63, 0, 0, 128, 63, 128, 63]));
+        let one = floats(&[1.0]);
+        assert!(!is("scale", Dtype::F32, &[], &one) && !is("scale", Dtype::F32, &[1, 1], &one));
+        assert!(!is("weight", Dtype::F32, &[0, 0], &[]));
+        let two = floats(&[1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0]);
+        assert!(!is("weight", Dtype::F32, &[2, 2, 2], &two));
+    }
 }

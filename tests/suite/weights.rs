@@ -221,6 +221,30 @@ fn weights_of_other_libraries_are_found_by_name() {
     train(&planned, &options(0, Some(&folder), "sharded"));
     assert!(tensors(&at("sharded")) == tensors(&at("trained")));
 
+    // Files of transformers have buffers beside the parameters.
+    let mask = |high: f32| (0..64).map(|i| if i % 8 <= i / 8 { 1.0 } else { high }).collect();
+    let with = |more: &[(&str, Vec<usize>, Vec<f32>)]| {
+        let mut all: Vec<_> =
+            all.iter().map(|t| (t.0.as_str(), t.1.clone(), t.2.clone())).collect();
+        all.extend_from_slice(more);
+        write_f32(&at("buffers"), &all);
+    };
+    let buffers = [
+        ("h.0.attn.bias", vec![1, 1, 8, 8], mask(0.0)),
+        ("h.0.attn.masked_bias", vec![], vec![-1e4]),
+        ("h.1.attn.bias", vec![1, 1, 8, 8], mask(0.0)),
+    ];
+    with(&buffers);
+    let said = train(&planned, &options(0, Some(&at("buffers")), "buffered")).warnings.join("\n");
+    assert!(said.contains("3 buffers are not read, such as `h.0.attn.bias`"), "{said}");
+    assert!(tensors(&at("buffered")) == tensors(&at("trained")));
+    with(&[("h.0.attn.bias", vec![1, 1, 8, 8], mask(2.0))]);
+    let both =
+        RunOptions { weights: vec![at("trained"), at("buffers")], ..options(1, None, "saved") };
+    let text = run(&planned.path(), &both).expect_err("no mask").to_string();
+    let part = format!("1 unknown to the plan: `h.0.attn.bias` of {}", at("buffers").display());
+    assert!(text.contains(&part), "{text}");
+
     // Half a model under another prefix is still half a model, and another one is none.
     let some: Vec<_> = all.iter().filter(|t| !t.0.starts_with("h.1.mlp")).collect();
     let some: Vec<_> = some.iter().map(|t| (t.0.as_str(), t.1.clone(), t.2.clone())).collect();

@@ -1,6 +1,6 @@
 //! Raises decomposed composite operations to single nodes.
 //!
-//! In: a canonical graph. Out: the same graph with attention, normalizations, activations, softmax and embeddings as single nodes,
+//! In: a canonical graph. Out: the same graph with attention, normalizations, activations, softmax, softplus and embeddings as single nodes,
 //! canonical again. One file per composite; each matches by structure, from the node that defines the result up to its sources, and never
 //! by name. Later nodes are tried first, so that the largest form (a norm with scale and bias) wins.
 
@@ -8,6 +8,7 @@ mod activation;
 mod attention;
 mod cross_entropy;
 mod embedding;
+mod logarithm;
 mod mask;
 mod matcher;
 mod norm;
@@ -67,6 +68,7 @@ const PATTERNS: &[(&str, Pattern)] = &[
     ("softmax", softmax::raise),
     ("norm", norm::raise),
     ("activation", activation::raise),
+    ("logarithm", logarithm::raise),
     ("attention", attention::raise),
     ("cross_entropy", cross_entropy::raise),
 ];
