@@ -130,6 +130,7 @@ impl Conv {
             unsafe { self.turn(pool, from, turned_kernel) };
         }
         let parts = whole.left_parts();
+        let is_packed = whole.packed_left_bytes() > 0;
         let at = Shareable::new((x, kernel.at, packed, y));
         let group_of = |w: *const u8, group: usize| elem.at(w, (group * kernel.group) as isize);
         pool.run(groups * parts, &|chunk| {
@@ -153,7 +154,7 @@ impl Conv {
             let single = images.len() == 1;
             let in_place = single && window.is_identity();
             let sizes = [
-                if in_place { 0 } else { depth * n * elem.size() },
+                if in_place || is_packed { 0 } else { depth * n * elem.size() },
                 if single { 0 } else { filter.len() * n * out.size() },
             ];
             let [column, result] = worker.tiles.split(sizes);
@@ -164,26 +165,34 @@ impl Conv {
             unsafe {
                 let x_of =
                     |i: usize| elem.at(x, (image(i) * channels * window.input_len()) as isize);
-                let row_major = Operand::row_major(elem, depth, n);
-                let (b, b_at) = if in_place {
-                    let b = Operand { row: positions as isize, ..row_major };
-                    (b, elem.at(x_of(images.start), first as isize))
-                } else {
+                let unfold = |depths: Range<usize>, to: *mut u8| {
                     for (i, image) in images.clone().enumerate() {
-                        let to = elem.at_mut(column, (i * len) as isize);
-                        self.unfold(x_of(image), 0..channels, rows.clone(), (to, n));
+                        let to = elem.at_mut(to, (i * len) as isize);
+                        self.unfold(x_of(image), depths.clone(), rows.clone(), (to, n));
                     }
-                    (row_major, column.cast_const())
                 };
+                let row_major = Operand::row_major(elem, depth, n);
                 let (pitch, c_at) = match single {
                     true => (positions, out.at_mut(y, y_of(images.start, filter.start) as isize)),
                     false => (n, result),
                 };
                 let c = Operand { row: pitch as isize, ..Operand::row_major(out, filters, n) };
-                let gemm = Gemm { b, c, ..whole };
                 let w = (group_of(w, group), packed.add(group * packed_bytes).cast_const());
-                let size = (filter.clone(), n);
-                gemm.run_packed_left(size, &mut worker.packing, w, b_at, c_at);
+                let (size, packing) = ((filter.clone(), n), &mut worker.packing);
+                if is_packed && !in_place {
+                    let gemm = Gemm { b: row_major, c, ..whole };
+                    gemm.run_packed_left_by(size, packing, w.1, &unfold, c_at);
+                } else {
+                    let (b, b_at) = if in_place {
+                        let b = Operand { row: positions as isize, ..row_major };
+                        (b, elem.at(x_of(images.start), first as isize))
+                    } else {
+                        unfold(0..depth, column);
+                        (row_major, column.cast_const())
+                    };
+                    let gemm = Gemm { b, c, ..whole };
+                    gemm.run_packed_left(size, packing, w, b_at, c_at);
+                }
                 if !single {
                     for (i, image) in images.enumerate() {
                         for m in filter.clone() {
@@ -337,7 +346,8 @@ impl Conv {
                     } else {
                         for (i, image) in images.clone().enumerate() {
                             let to = elem.at_mut(column, (i * len) as isize);
-                            self.unfold(x_of(image, 0), range.clone(), rows.clone(), (to, n));
+                            let depths = range.start * taps..range.end * taps;
+                            self.unfold(x_of(image, 0), depths, rows.clone(), (to, n));
                         }
                         (in_rows(columns), column.cast_const())
                     };

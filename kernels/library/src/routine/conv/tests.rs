@@ -136,6 +136,8 @@ fn large_kernels_are_cut_into_parts() {
     check(&conv(120, 420, window([1, 5, 5], [1, 3, 3], 1, 1, 1)));
     check(&conv(520, 16, window([1, 6, 6], [1, 1, 1], 2, 1, 0)));
     check(&conv(4, 5, window([1, 70, 70], [1, 3, 3], 1, 1, 1)));
+    let wide = conv(4, 5, window([1, 9, 70], [1, 3, 3], 1, 1, 1));
+    check(&Conv { elem: Elem::BF16, ..wide });
 }
 
 #[test]

@@ -146,7 +146,7 @@ impl Gemm {
         c: *mut u8,
         bias: *const u8,
     ) {
-        debug_assert_eq!(self.a.elem, self.b.elem);
+        assert_eq!(self.a.elem, self.b.elem);
         let shape = self.folded();
         if shape.m == 0 || shape.n == 0 || shape.batch == 0 {
             return;
@@ -243,6 +243,31 @@ impl Gemm {
         let _ = (part, a, out);
     }
 
+    /// As [`Gemm::run_packed_left`], for a right operand that is computed: `rows` writes those of a range of depths, `n` columns
+    /// one after the other. Only where [`Gemm::packed_left_bytes`] is not 0.
+    ///
+    /// # Safety
+    /// As for [`Gemm::run_packed_left`].
+    pub(crate) unsafe fn run_packed_left_by(
+        &self,
+        size: (std::ops::Range<usize>, usize),
+        packing: &mut Scratch,
+        packed: *const u8,
+        rows: &dyn Fn(std::ops::Range<usize>, *mut u8),
+        c: *mut u8,
+    ) {
+        if size.0.is_empty() || size.1 == 0 {
+            return;
+        }
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: passed on.
+        unsafe {
+            packed::run_packed_left(self, size, packing, packed, &packed::Right::Rows(rows), c);
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (packing, packed, rows, c);
+    }
+
     /// As [`Gemm::run_serial`], for some rows of a left operand that [`Gemm::pack_left`] packed, and the
     /// first `n` columns; the first of the rows is a multiple of [`Gemm::ROWS`], and goes to `c`.
     ///
@@ -263,8 +288,8 @@ impl Gemm {
         unsafe {
             #[cfg(target_arch = "x86_64")]
             if self.is_packable() {
-                let at = Buffers { a, b, c, bias: std::ptr::null() };
-                return packed::run_packed_left(self, rows, n, packing, at, packed);
+                let right = packed::Right::At(b);
+                return packed::run_packed_left(self, (rows, n), packing, packed, &right, c);
             }
             let _ = packed;
             let a = self.a.elem.at(a, rows.start as isize * self.a.row);

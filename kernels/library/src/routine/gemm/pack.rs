@@ -24,6 +24,8 @@ pub(super) struct Source {
     pub(super) lines: usize,
     /// Number of depths.
     pub(super) depths: usize,
+    /// Words between two packed panels.
+    pub(super) panel: usize,
 }
 
 impl Source {
@@ -31,11 +33,6 @@ impl Source {
     fn at(&self, line: usize, depth: usize) -> *const u8 {
         let element = line as isize * self.line + depth as isize * self.depth;
         self.start.wrapping_offset(element * (size_of::<u32>() / self.pack) as isize)
-    }
-
-    /// Words of a packed panel.
-    fn panel(&self, width: usize) -> usize {
-        self.depths.div_ceil(self.pack) * width
     }
 
     /// The word of a line that begins at a depth.
@@ -123,7 +120,7 @@ pub(super) unsafe fn pack_b(src: &Source, out: *mut u32) {
 unsafe fn along_depth<const PACK: usize, const W: usize>(src: &Source, out: *mut u32) {
     let words = src.depths.div_ceil(PACK);
     for (panel, first) in (0..src.lines).step_by(W).enumerate() {
-        let out = out.wrapping_add(panel * src.panel(W));
+        let out = out.wrapping_add(panel * src.panel);
         for lane in (0..W).step_by(16) {
             let width = 16.min(W - lane);
             let valid = width.min(src.lines.saturating_sub(first + lane));
@@ -191,7 +188,7 @@ unsafe fn across_depth<const W: usize>(src: &Source, out: *mut u32) {
     for depth in 0..src.depths {
         for (panel, first) in (0..src.lines).step_by(W).enumerate() {
             let from = src.at(first, depth).cast::<i32>();
-            let to = out.wrapping_add(panel * src.panel(W) + depth * W);
+            let to = out.wrapping_add(panel * src.panel + depth * W);
             for lane in (0..W).step_by(16) {
                 let left = (src.lines - first).saturating_sub(lane);
                 let mask = |n: usize| if n >= 16 { u16::MAX } else { (1 << n) - 1 };
@@ -223,7 +220,7 @@ unsafe fn across_pairs_a(src: &Source, out: *mut u32) {
                 let high = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(high));
                 let word = _mm512_or_si512(_mm512_cvtepu16_epi32(low), high);
                 // Panels are written side by side here, so the spare lanes must not be stored.
-                let to = out.add(panel * src.panel(MR) + depth / 2 * MR);
+                let to = out.add(panel * src.panel + depth / 2 * MR);
                 _mm512_mask_storeu_epi32(to.cast(), (1 << MR) - 1, word);
             }
         }
@@ -252,7 +249,7 @@ unsafe fn across_pairs_b(src: &Source, out: *mut u32) {
                 let even = _mm512_maskz_loadu_epi16(mask, even.add(first).cast());
                 let mask = if has_odd { mask } else { 0 };
                 let odd = _mm512_maskz_loadu_epi16(mask, odd.wrapping_add(first).cast());
-                let to = out.add(panel * src.panel(NR) + depth / 2 * NR);
+                let to = out.add(panel * src.panel + depth / 2 * NR);
                 let low = _mm512_permutex2var_epi16(even, to_low, odd);
                 let high = _mm512_permutex2var_epi16(even, to_high, odd);
                 _mm512_storeu_si512(to.cast(), low);
@@ -270,7 +267,7 @@ unsafe fn any<const W: usize>(src: &Source, out: *mut u32) {
                 // SAFETY: inside the panel; the source is readable.
                 unsafe {
                     let value = src.word(first + lane, word * src.pack);
-                    *out.add(panel * src.panel(W) + word * W + lane) = value;
+                    *out.add(panel * src.panel + word * W + lane) = value;
                 }
             }
         }
@@ -284,19 +281,20 @@ mod tests {
     fn check<const W: usize>(pack: usize, run: unsafe fn(&Source, *mut u32)) {
         let data: Vec<u16> = (0..80_000u32).map(|i| (i % 65_521) as u16 + 1).collect();
         for lines in [1, 5, 11, 12, 13, 31, 32, 33, 70] {
-            for depths in [1, 2, 3, 30, 31, 32, 33, 64, 77] {
+            for depths in [1_usize, 2, 3, 30, 31, 32, 33, 64, 77] {
                 for (line, depth) in [(101, 1), (1, 103), (211, 3)] {
                     let start = data.as_ptr().cast();
-                    let src = Source { pack, start, line, depth, lines, depths };
+                    let panel = depths.div_ceil(pack) * W;
+                    let src = Source { pack, start, line, depth, lines, depths, panel };
                     let panels = lines.div_ceil(W);
-                    let mut got = vec![0u32; panels * src.panel(W) + 16];
+                    let mut got = vec![0u32; panels * src.panel + 16];
                     let mut want = got.clone();
                     // SAFETY: the largest offset is below 40,000; 64 spare bytes follow.
                     unsafe {
                         run(&src, got.as_mut_ptr());
                         any::<W>(&src, want.as_mut_ptr());
                     }
-                    let words = panels * src.panel(W);
+                    let words = panels * src.panel;
                     assert!(got[..words] == want[..words], "{W} {lines} {depths} {line} {depth}");
                     let last = depths - 1;
                     let (word, at) = (want[last / pack * W], last * depth as usize * 2 / pack);

@@ -15,7 +15,8 @@ use crate::dtype::Elem;
 use crate::pool::{Pool, Scratch, Shareable};
 use crate::routine::convert::to_f32;
 pub(super) use ahead::{
-    left_parts, pack_left, pack_whole, packed_bytes, packed_left_bytes, run_packed, run_packed_left,
+    Right, left_parts, pack_left, pack_whole, packed_bytes, packed_left_bytes, run_packed,
+    run_packed_left,
 };
 
 /// Rows of A packed at a time: with [`KC`] depths they fill a part of the second-level cache.
@@ -298,6 +299,7 @@ impl BlockedGemm {
             depth: row,
             lines: (PANELS * NR).min(block.cols - skip),
             depths: block.depths,
+            panel: block.panel,
         };
         // SAFETY: the features are present; the part holds the whole column block.
         unsafe { pack_b(&src, scratch.b.add(first * block.panel)) };
@@ -323,6 +325,7 @@ impl BlockedGemm {
             depth: shape.a.col,
             lines: rows,
             depths: block.depths,
+            panel: MR * block.depths.div_ceil(self.pack),
         };
         // SAFETY: the features are present; the caller vouches for the buffers.
         unsafe {

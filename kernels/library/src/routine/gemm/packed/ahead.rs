@@ -1,10 +1,22 @@
 //! Operands packed once for several GEMMs: the whole right operand, or the whole left one.
 
-use super::{BlockedGemm, MC, NOWHERE, PANELS, Shared};
+use super::{Block, BlockedGemm, MC, NOWHERE, PANELS, Shared};
 use crate::pool::Scratch;
 use crate::routine::gemm::microkernel::{MR, NR};
-use crate::routine::gemm::pack::{Source, pack_a};
+use crate::routine::gemm::pack::{Source, pack_a, pack_b};
 use crate::routine::gemm::{Buffers, Gemm, Operand};
+use std::ops::Range;
+
+/// Bytes of the lines of a computed right operand that are packed at a time: a part of the first-level cache.
+const LINES_BYTES: usize = 16 << 10;
+
+/// The right operand of a packed left one.
+pub(in crate::routine::gemm) enum Right<'r> {
+    /// In memory, as the GEMM says.
+    At(*const u8),
+    /// Computed: writes the rows of a range of depths, of all columns one after the other.
+    Rows(&'r dyn Fn(Range<usize>, *mut u8)),
+}
 
 /// Bytes of the whole right operand when packed.
 pub(in crate::routine::gemm) fn packed_bytes(whole: &Gemm) -> usize {
@@ -40,7 +52,7 @@ pub(in crate::routine::gemm) unsafe fn run_packed(
     packed: *const u8,
 ) {
     let (mut blocked, at) = BlockedGemm::new(whole, at);
-    debug_assert!(!blocked.is_swapped && whole.bias.is_none() && m <= whole.m);
+    assert!(!blocked.is_swapped && whole.bias.is_none() && m <= whole.m);
     let [a_bytes, _, partial_bytes, _] = blocked.scratch();
     let [a, partial] = packing.split([a_bytes, partial_bytes]);
     blocked.shape = Gemm { m, n, k, ..blocked.shape };
@@ -88,6 +100,7 @@ pub(in crate::routine::gemm) unsafe fn pack_left(
         depth: col,
         lines: m,
         depths: blocked.kc.min(k - depth),
+        panel: MR * blocked.kc.min(k - depth).div_ceil(blocked.pack),
     };
     // SAFETY: the features are present; parts do not reach into each other.
     unsafe { pack_a(&src, out.cast::<u32>().add(part * blocked.left_part())) };
@@ -101,25 +114,37 @@ pub(in crate::routine::gemm) unsafe fn pack_left(
 /// multiple of [`MR`].
 pub(in crate::routine::gemm) unsafe fn run_packed_left(
     whole: &Gemm,
-    rows: std::ops::Range<usize>,
-    n: usize,
+    (rows, n): (Range<usize>, usize),
     packing: &mut Scratch,
-    at: Buffers,
     packed: *const u8,
+    right: &Right<'_>,
+    c: *mut u8,
 ) {
-    let (mut blocked, at) = BlockedGemm::new(whole, at);
-    debug_assert!(!blocked.is_swapped && whole.bias.is_none() && n <= whole.n);
-    debug_assert!(rows.start.is_multiple_of(MR) && rows.end <= whole.m);
+    let b = match right {
+        Right::At(b) => *b,
+        Right::Rows(_) => std::ptr::null(),
+    };
+    let (mut blocked, at) = BlockedGemm::new(whole, Buffers { b, c, ..NOWHERE });
+    assert!(!blocked.is_swapped && whole.bias.is_none() && n <= whole.n);
+    assert!(rows.start.is_multiple_of(MR) && rows.end <= whole.m);
     let [_, b_bytes, partial_bytes, _] = blocked.scratch();
-    let [b, partial] = packing.split([b_bytes, partial_bytes]);
+    let line_bytes = blocked.nc * whole.b.elem.size();
+    let step = (LINES_BYTES / line_bytes).max(1).next_multiple_of(blocked.pack);
+    let computed = if matches!(right, Right::Rows(_)) { step * n * whole.b.elem.size() } else { 0 };
+    let [b, partial, lines] = packing.split([b_bytes, partial_bytes, computed]);
     let left_part = blocked.left_part();
     blocked.shape = Gemm { m: rows.len(), n, ..blocked.shape };
     let scratch = Shared { b: b.cast(), partial: partial.cast(), ..Shared::EMPTY };
     // SAFETY: the scratch parts are as large as asked for; the caller vouches for the rest.
     blocked.each_block(|block| unsafe {
         let panels = block.cols.div_ceil(NR);
-        for panel in (0..panels).step_by(PANELS) {
-            blocked.pack_panels(&at, &block, &scratch, panel);
+        match right {
+            Right::At(_) => {
+                for panel in (0..panels).step_by(PANELS) {
+                    blocked.pack_panels(&at, &block, &scratch, panel);
+                }
+            }
+            Right::Rows(rows) => blocked.pack_rows(&block, &scratch, (step, n), lines, rows),
         }
         let part = packed.cast::<u32>().add(block.depth / blocked.kc * left_part);
         let words = block.depths.div_ceil(blocked.pack);
@@ -128,4 +153,33 @@ pub(in crate::routine::gemm) unsafe fn run_packed_left(
             blocked.tiles(&at, &block, &scratch, a, row, (0, panels));
         }
     });
+}
+
+impl BlockedGemm {
+    /// Packs the column block of a computed right operand of `n` columns, `step` depths at a time.
+    unsafe fn pack_rows(
+        &self,
+        block: &Block,
+        scratch: &Shared,
+        (step, n): (usize, usize),
+        lines: *mut u8,
+        rows: &dyn Fn(Range<usize>, *mut u8),
+    ) {
+        for first in (0..block.depths).step_by(step) {
+            let depths = step.min(block.depths - first);
+            let depth = block.depth + first;
+            rows(depth..depth + depths, lines);
+            let src = Source {
+                pack: self.pack,
+                start: self.shape.b.elem.at(lines, block.col as isize),
+                line: 1,
+                depth: n as isize,
+                lines: block.cols,
+                depths,
+                panel: block.panel,
+            };
+            // SAFETY: the features are present; the part holds the whole column block.
+            unsafe { pack_b(&src, scratch.b.add(first / self.pack * NR)) };
+        }
+    }
 }
