@@ -20,7 +20,7 @@ use frit_passes::differentiate::Differentiate;
 use frit_passes::documents::Documents;
 use frit_passes::evaluate::Evaluate;
 use frit_passes::fp8::Fp8;
-use frit_passes::fuse::Fuse;
+use frit_passes::fuse::{Fuse, Rules};
 use frit_passes::hold_frozen::HoldFrozen;
 use frit_passes::index_ranges::IndexRanges;
 use frit_passes::loss::metrics::Metric;
@@ -71,6 +71,8 @@ pub struct Options {
     reshard_after_forward: Vec<Reshard>,
     no_sync: bool,
     reduce_dtype: DType,
+    /// The regions that are formed.
+    pub(crate) rules: Rules,
 }
 
 /// The passes over the graph as the front end read it, for training and evaluation alike.
@@ -144,7 +146,10 @@ fn sharding(o: &Options, shard: Shard) -> [Box<dyn Pass>; 4] {
         Box::new(shard),
         Box::new(Simplify { narrow_gathers: o.narrow_gathers, ..Simplify::default() }),
         Box::new(Canonicalize {}),
-        Box::new(Fuse { supported: o.backend.fuses() }),
+        Box::new(match o.rules {
+            Rules::Frit => Fuse { supported: o.backend.fuses(), rules: o.rules },
+            Rules::Inductor => Fuse { rules: o.rules, ..Fuse::default() },
+        }),
     ]
 }
 
@@ -165,8 +170,13 @@ fn shard(o: &Options) -> Shard {
 pub fn evaluation(o: &Options) -> Vec<Box<dyn Pass>> {
     let mut passes = evaluation_forward(o);
     passes.extend(holding(o));
-    passes.extend(sharding(o, Shard { no_sync: false, ..shard(o) }));
+    passes.extend(evaluation_distribution(o));
     passes
+}
+
+/// The last of these: they spread the evaluation over ranks and make it small.
+pub fn evaluation_distribution(o: &Options) -> Vec<Box<dyn Pass>> {
+    sharding(o, Shard { no_sync: false, ..shard(o) }).into()
 }
 
 /// The first of these: they decide in which dtypes the evaluation reads parameters.
@@ -323,7 +333,15 @@ impl Options {
             reshard_after_forward: reshard(&c.sharding.reshard_after_forward)?,
             no_sync: c.sharding.no_sync,
             reduce_dtype: c.sharding.reduce_dtype,
+            rules: Rules::Frit,
         })
+    }
+
+    /// Leaves out what PyTorch does not do; see [`crate::compilation::reference`].
+    pub(crate) fn as_in_pytorch(mut self) -> Self {
+        self.rules = Rules::Inductor;
+        self.autocast.keep_accumulators = false;
+        self
     }
 }
 
@@ -386,6 +404,7 @@ fn autocast(config: &Config) -> Autocast {
         compute: p.compute,
         pure: p.pure && p.compute != DType::F32,
         narrow_residual: p.residual == choices::Residual::Compute,
+        keep_accumulators: true,
         param_dtype: narrow(param_dtype),
         buffer_dtype: narrow(s.buffer_dtype),
         overrides: p.overrides.clone(),

@@ -73,7 +73,6 @@ codes! {
     ClusterInvalid = "E056": "a cluster description is not TOML, or has unknown keys or invalid values", "start from a built-in cluster: `base = \"h100\"`", "plans_and_what_is_done_with_them";
     NeedsAnotherSetting = "E057": "a setting requires something that the target or another setting does not provide", "the help of the message says which to change", "configurations";
     BudgetTooSmall = "E058": "no plan fits `memory.budget`", "the message gives the smallest budget that suffices", "configurations";
-    EmulationOfRecompute = "E059": "the plan to be emulated as another system uses rematerialization", "compile it with `memory.recompute = \"none\"` and give `--checkpointing`", "plans_and_what_is_done_with_them";
     NoGradientRule = "E060": "operations between parameters and the loss have no gradient", "freeze the parameters before them, or replace these operations", "models_and_command_lines";
     FunctionGradient = "E062": "a function and the gradient function that it names do not fit: there is none of that name, it takes or gives another number of values, or gives a gradient of another shape or of integers", "docs/custom-gradients.md says what a gradient function takes and gives", "gradient_functions_that_do_not_fit_are_refused";
     FunctionPrecision = "E065": "a function states a precision that is not f32, f16 or bf16", "choose one of these, or leave `frit.precision` out", "gradient_functions_that_do_not_fit_are_refused";

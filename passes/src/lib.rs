@@ -21,6 +21,7 @@ pub mod loss;
 pub mod loss_scale;
 pub mod lower;
 pub mod memory;
+pub mod model_traffic;
 pub mod offload;
 mod order;
 pub mod pad_tensor_cores;

@@ -64,6 +64,7 @@ mod random;
 mod random_graphs;
 mod readme;
 mod recompute;
+mod reference;
 mod report;
 mod scale;
 mod selection;

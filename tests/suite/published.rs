@@ -2,7 +2,7 @@
 //! `UPDATE_EXPECT=1` writes it.
 
 use crate::figures;
-use crate::simulate::predict_model;
+use crate::simulate::reference_model;
 use crate::support::file;
 use expect_test::expect_file;
 use frit_ir::plan::Plan;
@@ -185,8 +185,7 @@ fn emulated_runs_agree_with_published_ones() {
         let plan = *known.entry((row.sizes, row.ranks, row.batch)).or_insert_with(|| {
             let binds = format!("batch={} {}", row.batch, row.sizes);
             let ranks = format!("sharding.ranks={}", row.ranks);
-            // FSDP2 computes all logits at once.
-            plans.push(predict_model(row.model, &binds, &[&ranks, "memory.loss_chunks=1"]));
+            plans.push(reference_model(row.model, &binds, &[&ranks]));
             plans.len() - 1
         });
         let (rate, memory) = predict(&plans[plan], &row, &cluster(&row));

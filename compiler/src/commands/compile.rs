@@ -128,7 +128,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         verify_each: args.verify_each,
         allow_external_data: args.allow_external_data,
         evaluation: true,
-        without_code: false,
+        ..Request::default()
     };
     // Draws on standard error, and only on a terminal.
     let progress = ProgressBar::new_spinner().with_message("reading the model");

@@ -3,8 +3,9 @@
 use crate::clusters;
 use crate::diagnostics::Report;
 use crate::plan_dir;
+use crate::predict;
 use crate::render::{bytes, seconds};
-use frit_ir::{Code, Diagnostic, Region};
+use frit_ir::{Code, Diagnostic};
 use frit_passes::cost::Cluster;
 use frit_passes::simulate::emulate::{self, Emulation, emulate};
 use frit_passes::simulate::{Simulation, simulate, trace};
@@ -28,9 +29,12 @@ pub struct Args {
     /// A built-in cluster (a100-80g, h100, h200, h200-gemm), or a TOML file that describes one.
     #[arg(long)]
     pub cluster: String,
-    /// Predict the same model in PyTorch instead; the plan must not rematerialize.
+    /// Predict the same model, precision, ranks and optimizer in PyTorch instead: see docs/simulator.md.
     #[arg(long, value_enum)]
     pub emulate: Option<System>,
+    /// Path of the model that the plan was compiled from, if it was moved.
+    #[arg(long, value_name = "FILE.onnx", requires = "emulate")]
+    pub model: Option<PathBuf>,
     /// Activation checkpointing of the emulated system.
     #[arg(long, value_enum, default_value = "none", requires = "emulate")]
     pub checkpointing: Checkpointing,
@@ -47,8 +51,10 @@ pub struct Args {
 pub enum System {
     /// PyTorch FSDP2 in eager mode.
     Fsdp2Eager,
-    /// PyTorch FSDP2 with torch.compile on every block.
+    /// PyTorch FSDP2 with torch.compile on every block, and the loss in eager mode.
     Fsdp2Compile,
+    /// PyTorch FSDP2 with torch.compile on every block and on the loss.
+    Fsdp2CompileAll,
 }
 
 impl From<System> for emulate::System {
@@ -56,6 +62,7 @@ impl From<System> for emulate::System {
         match system {
             System::Fsdp2Eager => emulate::System::Eager,
             System::Fsdp2Compile => emulate::System::Compile,
+            System::Fsdp2CompileAll => emulate::System::CompileAll,
         }
     }
 }
@@ -91,13 +98,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let simulation = match args.emulate {
         None => simulate(&plan, &cluster),
         Some(system) => {
-            if plan.tasks.iter().any(|t| matches!(t.region, Region::Recompute(_))) {
-                let message = "emulation requires a plan without rematerialization";
-                let help = "compile it with memory.recompute = \"none\" and give --checkpointing";
-                return Err(Diagnostic::error(Code::EmulationOfRecompute, message)
-                    .help(help)
-                    .into());
-            }
+            let plan = predict::reference(&args.plan, &plan, args.model.as_deref())?;
             let (system, checkpointing) = (system.into(), args.checkpointing.into());
             let attention = emulate::Attention::Fused;
             emulate(&plan, &cluster, Emulation { system, attention, checkpointing })

@@ -13,7 +13,16 @@ impl Compilation<'_> {
     /// From a model to what evaluates it.
     pub(super) fn evaluate(&mut self) -> Result<(), End> {
         self.saving.offload = self.asked_offload().unwrap_or_default();
-        self.passes(pipeline::evaluation(&self.setup.options))
+        self.run_evaluation_passes()
+    }
+
+    /// Runs the passes of an evaluation.
+    fn run_evaluation_passes(&mut self) -> Result<(), End> {
+        let options = &self.setup.options;
+        self.passes(pipeline::evaluation_forward(options))?;
+        self.passes(pipeline::holding(options))?;
+        self.measure_traffic();
+        self.passes(pipeline::evaluation_distribution(options))
     }
 
     /// The evaluation of the model beside its training, which is `trained`, if it is asked for.
@@ -32,7 +41,7 @@ impl Compilation<'_> {
             saving: self.saving,
             ..Compilation::new(self.setup, graph)
         };
-        evaluation.passes(pipeline::evaluation(&self.setup.options))?;
+        evaluation.run_evaluation_passes()?;
         let Made { mut plan, object, constants, .. } =
             evaluation.generate(evaluation.arrange()?)?;
         plan.reports = evaluation.reports;

@@ -13,12 +13,15 @@ mod saving;
 mod setup;
 
 use crate::config::Config;
+use crate::config::choices::Prefetch;
 use crate::diagnostics::Report;
 use crate::source::Source;
 use crate::weights::Weights;
 use frit_ir::plan::{PassReport, Plan};
 use frit_ir::{Graph, Tensor};
 use frit_passes::PassContext;
+use frit_passes::offload::Offload;
+use frit_passes::recompute::Recompute;
 use passes::End;
 use plan::Made;
 use saving::Saving;
@@ -47,6 +50,8 @@ pub struct Request {
     pub evaluation: bool,
     /// Make no machine code: the plan is proved as with it, but cannot be run.
     pub without_code: bool,
+    /// Leave out what PyTorch does not do, for predictions of it; see [`reference`].
+    pub reference: bool,
 }
 
 /// Observes the graph after each pass.
@@ -146,6 +151,25 @@ pub fn predict(request: &Request, config: &Config) -> Result<Plan, Report> {
     Ok(compilation.arrange()?.lowered.plan)
 }
 
+/// The reference plan of a model: the tasks and kernels of a step by PyTorch, which
+/// [`emulate`](frit_passes::simulate::emulate) gives the durations of. It has this configuration's precision, ranks and optimizer; what
+/// Frit does to be faster or smaller is left out:
+///
+/// - kernels are those of torch.compile ([`frit_passes::fuse::Rules::Inductor`]), and matmuls round what they write;
+/// - parameters are cast in every step, and all logits exist at once;
+/// - nothing is computed again or kept on the host, and gathers run one unit ahead as FSDP2 issues them.
+///
+/// # Errors
+/// Everything that is wrong with the model, the configuration or the environment.
+pub fn reference(request: &Request, config: &Config) -> Result<Plan, Report> {
+    let mut config = config.clone();
+    config.memory.loss_chunks = Some(1);
+    (config.memory.recompute, config.memory.offload) = (Some(Recompute::NONE), Some(Offload::None));
+    (config.memory.budget, config.sharding.cpu_offload) = (None, false);
+    config.sharding.prefetch = Prefetch::Fixed;
+    predict(&Request { reference: true, ..request.clone() }, &config)
+}
+
 /// One graph on its way to a plan.
 struct Compilation<'a> {
     setup: &'a Setup<'a>,
@@ -162,6 +186,8 @@ struct Compilation<'a> {
     verify: bool,
     /// Elements that the loss sums in a micro-step; 0 without a loss.
     loss_elements: usize,
+    /// Bytes of weights, activations and gradients in a step, each read and written once.
+    model_bytes: u64,
     saving: Saving,
     /// Why this saving, if it was chosen.
     saving_reason: Option<String>,
@@ -182,6 +208,7 @@ impl<'a> Compilation<'a> {
             stop_after: None,
             verify: cfg!(debug_assertions) || setup.request.verify_each,
             loss_elements: 0,
+            model_bytes: 0,
             saving: Saving::default(),
             saving_reason: None,
             trained: None,

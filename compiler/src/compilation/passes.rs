@@ -11,6 +11,7 @@ use frit_ir::ops::ParamKind;
 use frit_ir::plan::PassReport;
 use frit_ir::{Code, Diagnostic, Graph, Origin, verify};
 use frit_passes::chunk_loss::ChunkLoss;
+use frit_passes::model_traffic::model_bytes;
 use frit_passes::{Changed, Pass, loss};
 use std::collections::BTreeSet;
 
@@ -80,6 +81,7 @@ impl<'a> Compilation<'a> {
         self.forward(weights)?;
         self.train()?;
         self.hold()?;
+        self.measure_traffic();
         (self.saving, self.saving_reason) = self.choose_saving()?;
         let small = self.small_parameters()?;
         self.distribute(&small)
@@ -102,6 +104,14 @@ impl<'a> Compilation<'a> {
     /// To a whole step on one rank.
     fn train(&mut self) -> Result<(), End> {
         self.passes(pipeline::training(&self.setup.options, self.loss_elements as f64))
+    }
+
+    /// Measures what the model moves at least, before its step is made faster or smaller.
+    pub(super) fn measure_traffic(&mut self) {
+        let config = self.setup.config;
+        let sharding = &config.sharding;
+        let shards = sharding.strategy.shards(sharding.ranks, sharding.shard_group);
+        self.model_bytes = model_bytes(&self.graph, config.run.accumulation, shards);
     }
 
     /// Decides how parameters are held.

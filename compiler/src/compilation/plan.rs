@@ -6,6 +6,7 @@ use crate::config::choices::Prefetch as Decides;
 use crate::diagnostics::Report;
 use frit_ir::plan::{Plan, Strategy, too_large};
 use frit_ir::{Code, Diagnostic, Tensor};
+use frit_passes::fuse::Rules;
 use frit_passes::lower::{LowerOptions, Lowered, lower};
 use frit_passes::memory;
 use frit_passes::offload::{Offload, offload};
@@ -80,7 +81,7 @@ impl Compilation<'_> {
                 && config.run.accumulation > 1
                 && config.sharding.ranks > 1,
             multi_tensor: self.saving.offload == Offload::None,
-            copies: self.saving.offload != Offload::Parameters,
+            copies: self.saving.offload != Offload::Parameters && options.rules == Rules::Frit,
             loss_capacity: self.loss_elements,
             target: backend.describe(),
             trained: self.trained,
@@ -94,6 +95,7 @@ impl Compilation<'_> {
             entry: &|body, kind, region| backend.entry(body, kind, region),
         };
         let mut lowered = lower(&self.graph, &lower_options)?;
+        lowered.plan.model_bytes = self.model_bytes;
         for input in &mut lowered.plan.inputs {
             let ranges = self.context.index_ranges.get(&input.name);
             input.ranges = ranges.cloned().unwrap_or_default();

@@ -29,7 +29,10 @@ pub(super) struct Setup<'a> {
 impl<'a> Setup<'a> {
     /// Resolves a configuration; the passes are checked to find what they require.
     pub(super) fn new(request: &'a Request, config: &'a Config) -> Result<Self, Report> {
-        let options = Options::new(config)?;
+        let mut options = Options::new(config)?;
+        if request.reference {
+            options = options.as_in_pytorch();
+        }
         let cluster = clusters::of(config, &options.backend.describe())?;
         let setup = Setup { request, config, options, cluster };
         setup.check_passes()?;

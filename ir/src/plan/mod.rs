@@ -134,6 +134,9 @@ pub struct Plan {
     /// The casts of one micro-step if every operation cast its operands.
     #[serde(default)]
     pub cast_baseline: CastBaseline,
+    /// Bytes of the model's weights, activations and gradients in a step of one rank, each read and written once.
+    #[serde(default)]
+    pub model_bytes: u64,
     /// Results of an evaluation plan, whose only phase is `eval`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval: Option<EvalSpec>,

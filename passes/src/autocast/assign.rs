@@ -33,8 +33,13 @@ pub(super) enum Precision {
 pub(super) type Assignment = HashMap<NodeId, Precision>;
 
 /// Assigns a precision to every node. `bound` gives the nodes that an override binds; `lower` is whether contractions
-/// run in low precision; if not, only bound nodes do.
-pub(super) fn assign(graph: &Graph, bound: &HashMap<NodeId, Precision>, lower: bool) -> Assignment {
+/// run in low precision; if not, only bound nodes do. `keep` leaves f32 accumulators unrounded where only f32 is made of them.
+pub(super) fn assign(
+    graph: &Graph,
+    bound: &HashMap<NodeId, Precision>,
+    lower: bool,
+    keep: bool,
+) -> Assignment {
     let users = graph.users();
     let problem = Problem { graph, users: &users, bound, lower };
     let only_low = problem.read_by_low_only();
@@ -83,7 +88,10 @@ pub(super) fn assign(graph: &Graph, bound: &HashMap<NodeId, Precision>, lower: b
         |(id, at): (NodeId, usize)| (id, if low[at] { Precision::Low } else { Precision::F32 });
     let mut assignment: Assignment = place.into_iter().map(choice).collect();
     assignment.extend(bound);
-    keep_accumulators(&problem, &mut assignment);
+    if keep {
+        keep_accumulators(&problem, &mut assignment);
+    }
+    widen_layout(&problem, &mut assignment);
     assignment
 }
 
@@ -145,7 +153,6 @@ fn keep_accumulators(problem: &Problem<'_>, assignment: &mut Assignment) {
             assignment.extend(carried.into_iter().map(|next| (next, Precision::F32)));
         }
     }
-    widen_layout(problem, assignment);
 }
 
 /// Keeps layout operations between f32 nodes in f32 if their neighbors were assigned f32.

@@ -64,6 +64,8 @@ pub struct Autocast {
     pub pure: bool,
     /// Whether the residual stream is rounded to `compute`; see [`residual`].
     pub narrow_residual: bool,
+    /// Whether contractions write f32 where only f32 is made of their results; if not, they always round, as in PyTorch.
+    pub keep_accumulators: bool,
     /// Round parameters to this dtype, for every use.
     pub param_dtype: Option<DType>,
     /// Round float buffers to this dtype, for every use, except those that the forward pass updates.
@@ -82,7 +84,8 @@ impl Pass for Autocast {
         let stated = functions::stated(graph);
         let Some(low) = self.low_dtype(&stated)? else { return Ok(Changed::No) };
         let bound = self.bound(graph, low, &stated, context);
-        let assignment = assign::assign(graph, &bound, self.compute == low);
+        let keep = self.keep_accumulators;
+        let assignment = assign::assign(graph, &bound, self.compute == low, keep);
         let baseline = baseline::casts(graph, low, &bound, self.compute == low);
         let message = format!(
             "casting one operation at a time, as PyTorch does at run time: {} casts of {} bytes",
@@ -107,8 +110,16 @@ impl Autocast {
     /// The policy for this dtype, without exceptions.
     pub fn new(compute: DType) -> Self {
         let (overrides, param_dtype, buffer_dtype) = (Vec::new(), None, None);
-        let (pure, narrow_residual) = (false, false);
-        Autocast { compute, pure, narrow_residual, param_dtype, buffer_dtype, overrides }
+        let (pure, narrow_residual, keep_accumulators) = (false, false, true);
+        Autocast {
+            compute,
+            pure,
+            narrow_residual,
+            keep_accumulators,
+            param_dtype,
+            buffer_dtype,
+            overrides,
+        }
     }
 
     /// The one low-precision dtype of the plan, if there is any.

@@ -5,7 +5,7 @@
 //! results. Layouts that strides cannot express stay outside.
 
 use super::cluster::{Cluster, Clusters};
-use super::{INFO, emit};
+use super::{INFO, Rules, emit};
 use crate::pass::bug;
 use frit_ir::ops::{FusionKind, Transpose};
 use frit_ir::{Code, Diagnostic, Graph, Node, NodeId, Op, ValueId};
@@ -34,7 +34,8 @@ pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
         let behind: Vec<Vec<usize>> =
             node.outputs.iter().map(|v| consumers(clusters, node, *v)).collect();
         let all = with(&cluster, &behind.concat(), &[]);
-        if all_parts_inside(clusters, &all) && is_supported(clusters, &all) {
+        let joins = clusters.rules == Rules::Frit && all_parts_inside(clusters, &all);
+        if joins && is_supported(clusters, &all) {
             cluster = all;
         } else {
             for mut members in behind {

@@ -1,7 +1,7 @@
 //! Clusters: sets of nodes that will become one region, with what they read and write.
 
 use super::facts::Facts;
-use super::{emit, region};
+use super::{Rules, emit, inductor, region};
 use frit_ir::ops::{FusionKind, Op};
 use frit_ir::{Graph, ValueId};
 use std::borrow::Cow;
@@ -74,6 +74,7 @@ impl Interface {
 pub(super) struct Clusters<'f, 'g> {
     pub(super) facts: &'f Facts<'g>,
     supported: fn(&Graph, FusionKind) -> bool,
+    pub(super) rules: Rules,
     /// Cached answers by kind and text of the body, since blocks repeat.
     known: RefCell<HashMap<(FusionKind, String), bool>>,
     pub(super) clusters: Vec<Option<Cluster>>,
@@ -86,11 +87,16 @@ pub(super) struct Clusters<'f, 'g> {
 }
 
 impl<'f, 'g> Clusters<'f, 'g> {
-    pub(super) fn new(facts: &'f Facts<'g>, supported: fn(&Graph, FusionKind) -> bool) -> Self {
+    pub(super) fn new(
+        facts: &'f Facts<'g>,
+        supported: fn(&Graph, FusionKind) -> bool,
+        rules: Rules,
+    ) -> Self {
         let n = facts.order.len();
         Clusters {
             facts,
             supported,
+            rules,
             known: RefCell::default(),
             clusters: Vec::new(),
             owner: vec![None; n],
@@ -163,6 +169,9 @@ impl<'f, 'g> Clusters<'f, 'g> {
         };
         let fits = interface.results.iter().all(may_be_result)
             && region::results_fit(self.facts, kind, &interface.results);
+        let fits = fits
+            && (self.rules == Rules::Frit
+                || inductor::forms(self.facts, kind, members, &interface.results));
         if !fits {
             return None;
         }

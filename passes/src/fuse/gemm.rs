@@ -17,7 +17,7 @@
 //! without an epilogue stays a node.
 
 use super::cluster::{Cluster, ClusterId, Clusters};
-use super::merge;
+use super::{Rules, merge};
 use frit_ir::ops::{BinaryFn, FusionKind, MatMul, Op, UnaryFn};
 use frit_ir::{DType, Node, ValueId};
 
@@ -43,7 +43,9 @@ pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
             true
         };
         let last = |members: &[usize]| clusters.facts.node(members[members.len() - 1]).outputs[0];
-        if grows(&mut members, gradient_of_gelu(clusters, position)) {
+        if clusters.rules == Rules::Inductor {
+            grows(&mut members, only_reader(clusters, node.outputs[0], node, is_bias));
+        } else if grows(&mut members, gradient_of_gelu(clusters, position)) {
             let gradient = last(&members);
             grows(&mut members, sum_over_rows(clusters, gradient, node));
         } else {
@@ -62,7 +64,7 @@ pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
             clusters.grow(id, members);
         } else if members.len() > 1 {
             clusters.add(Cluster { kind: FusionKind::Gemm, members, copies: vec![] });
-        } else {
+        } else if clusters.rules == Rules::Frit {
             join_sum(clusters, position, op);
         }
     }

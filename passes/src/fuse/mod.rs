@@ -16,6 +16,7 @@ mod embedding;
 mod emit;
 mod facts;
 mod gemm;
+mod inductor;
 mod loss;
 mod merge;
 mod quantized;
@@ -32,7 +33,6 @@ use frit_ir::ops::FusionKind;
 use frit_ir::{Diagnostic, Graph, Origin};
 pub(crate) use loss::factor_of;
 pub(crate) use merge::MAX_INTERFACE;
-pub(crate) use region::columns_beside_rows;
 
 /// The contract of [`Fuse`].
 pub const INFO: PassInfo = PassInfo {
@@ -44,17 +44,29 @@ pub const INFO: PassInfo = PassInfo {
     numerics: Numerics::Bitwise,
 };
 
+/// Which regions are formed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rules {
+    /// Those for which Frit has kernels.
+    #[default]
+    Frit,
+    /// Those that torch.compile forms, for the reference plan of the simulator: see [`inductor`].
+    Inductor,
+}
+
 /// Groups nodes into regions.
 #[derive(Clone, Copy, Debug)]
 pub struct Fuse {
     /// Whether a region with this body can be compiled; others are not formed.
     pub supported: fn(&Graph, FusionKind) -> bool,
+    /// Which regions are formed of those that can be compiled.
+    pub rules: Rules,
 }
 
 impl Default for Fuse {
     /// Every region can be compiled.
     fn default() -> Self {
-        Fuse { supported: |_, _| true }
+        Fuse { supported: |_, _| true, rules: Rules::Frit }
     }
 }
 
@@ -65,11 +77,13 @@ impl Pass for Fuse {
 
     fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
         attention::share_layout(graph)?;
-        loss::move_gradients(graph);
-        embedding::add_in_gradients(graph)?;
+        if self.rules == Rules::Frit {
+            loss::move_gradients(graph);
+            embedding::add_in_gradients(graph)?;
+        }
         widen::in_every_region(graph)?;
         let facts = Facts::new(graph);
-        let mut clusters = Clusters::new(&facts, self.supported);
+        let mut clusters = Clusters::new(&facts, self.supported, self.rules);
         quantized::form(&mut clusters);
         gemm::form(&mut clusters);
         attention::form(&mut clusters);

@@ -20,7 +20,7 @@
 use super::facts::Facts;
 use super::{col_reduce, row_reduce};
 use frit_ir::ops::{BinaryFn, FusionKind, Op, UnaryFn};
-use frit_ir::{Graph, Node, Shape, TensorType, ValueId};
+use frit_ir::{Node, Shape, TensorType, ValueId};
 
 /// How the elements of a value map to the space of its region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,25 +73,6 @@ fn action(facts: &Facts<'_>, node: &Node) -> Option<Action> {
         Some(space) => Some(Action::Rows(space)),
         None => col_reduce::space(&node.op, &operands).map(Action::Cols),
     }
-}
-
-/// The nodes of a region's body that reduce columns, if others reduce rows.
-pub(crate) fn columns_beside_rows(body: &Graph) -> Vec<&Node> {
-    let (mut rows, mut cols) = (false, Vec::new());
-    for (_, node) in body.nodes().filter(|(_, node)| !node.inputs.is_empty()) {
-        let operands: Vec<&TensorType> = node.inputs.iter().map(|v| body.ty(*v)).collect();
-        if operands[0].shape.numel() == body.ty(node.outputs[0]).shape.numel()
-            && matches!(node.op, Op::Reduce(_) | Op::SumTo(_))
-        {
-            continue;
-        }
-        if row_reduce::space(&node.op, &operands).is_some() {
-            rows = true;
-        } else if col_reduce::space(&node.op, &operands).is_some() {
-            cols.push(node);
-        }
-    }
-    if rows { cols } else { Vec::new() }
 }
 
 /// Whether the node can be in a region at all.

@@ -1,6 +1,6 @@
 //! Which regions are formed, which are not, and that fusion does not change results.
 
-use super::{Fuse, INFO};
+use super::{Fuse, INFO, Rules};
 use crate::pass::{Changed, Pass, PassContext};
 use frit_ir::interpret::{Options, leaf_key, run};
 use frit_ir::ops::{
@@ -46,6 +46,10 @@ fn fuse_with(pass: Fuse, graph: &Graph) -> Graph {
 
 pub(super) fn fuse(graph: &Graph) -> Graph {
     fuse_with(Fuse::default(), graph)
+}
+
+pub(super) fn fuse_by(rules: Rules, graph: &Graph) -> Graph {
+    fuse_with(Fuse { rules, ..Fuse::default() }, graph)
 }
 
 pub(super) fn parse(nodes: &str) -> Graph {
@@ -478,7 +482,10 @@ fn strided_attention(body: &Graph, kind: FusionKind) -> bool {
 
 #[test]
 fn attention_reads_and_writes_through_layout_operations() {
-    let fused = fuse_with(Fuse { supported: strided_attention }, &parse(PACKED_ATTENTION));
+    let fused = fuse_with(
+        Fuse { supported: strided_attention, ..Fuse::default() },
+        &parse(PACKED_ATTENTION),
+    );
     assert_eq!(
         outline(&fused),
         "attention(split reshape transpose reshape transpose reshape transpose attention transpose) \
@@ -496,13 +503,16 @@ fn what_strides_do_not_reach_stays_outside_of_attention() {
             "%dqt: f32[2, 3, 2, 4] = neg %dq {perm = [0,2,1,3]}",
             "%dqn: f32[2, 2, 3, 4] = neg %dq @backward\n    %dqt: f32[2, 3, 2, 4] = transpose %dqn {perm = [0,2,1,3]}",
         );
-    let fused = fuse_with(Fuse { supported: strided_attention }, &parse(&scaled));
+    let fused =
+        fuse_with(Fuse { supported: strided_attention, ..Fuse::default() }, &parse(&scaled));
     let outline = outline(&fused);
     let gradient = outline.split("; ").find(|l| l.contains("attention_grad")).unwrap();
     assert!(gradient.ends_with("4->3") && !gradient.contains("concat"), "{outline}");
     assert!(outline.ends_with("concat"), "{outline}");
-    let never =
-        fuse_with(Fuse { supported: |_, kind| !kind.is_library() }, &parse(PACKED_ATTENTION));
+    let never = fuse_with(
+        Fuse { supported: |_, kind| !kind.is_library(), ..Fuse::default() },
+        &parse(PACKED_ATTENTION),
+    );
     assert!(never.nodes().any(|(_, n)| matches!(n.op, Op::AttentionGrad(_))));
 }
 
@@ -511,9 +521,9 @@ fn a_region_that_is_not_compiled_is_split() {
     let nodes = CASES[0].1;
     let short =
         |body: &Graph, _: FusionKind| body.nodes().filter(|(_, n)| !n.op.is_leaf()).count() == 1;
-    let fused = fuse_with(Fuse { supported: short }, &parse(nodes));
+    let fused = fuse_with(Fuse { supported: short, ..Fuse::default() }, &parse(nodes));
     assert_eq!(outline(&fused), "pointwise(add) 2->1; pointwise(gelu) 1->1");
-    let never = fuse_with(Fuse { supported: |_, _| false }, &parse(nodes));
+    let never = fuse_with(Fuse { supported: |_, _| false, ..Fuse::default() }, &parse(nodes));
     assert_eq!(outline(&never), "add; gelu");
 }
 

@@ -300,6 +300,7 @@ impl<'a> Lowering<'a> {
             state_digest: String::new(),
             gradients: vec![],
             cast_baseline: Default::default(),
+            model_bytes: 0,
             eval: None,
             reports: vec![],
             lints: vec![],

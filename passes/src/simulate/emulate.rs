@@ -1,30 +1,32 @@
 //! Emulates PyTorch's FSDP2 with the same model, so that the simulator can be compared with published runs.
 //!
-//! In: a Frit plan without rematerialization, which has the model's matmuls, units, gathers and reductions. The work is changed to that of
-//! the emulated system:
+//! In: a reference plan (`frit::compilation::reference`), which has the model's matmuls, units, gathers and reductions, kernels as
+//! torch.compile forms them ([`crate::fuse::Rules::Inductor`]), and none of the ways in which Frit saves time or memory. The work is changed
+//! to that of the emulated system:
 //!
-//! - Kernels: `compile` runs the plan's fused kernels; `eager` runs every operation by itself, through
+//! - Kernels: the compiled systems run the plan's; `eager` runs every operation by itself, through
 //!   memory, in the compute dtype, with norms and the loss as the several kernels that they are there.
-//!   Views are free. In both, the loss is not compiled and works in f32. With `compile` a reduction over the rows
-//!   is no part of a kernel that reduces rows, a matmul adds no other tensor than a bias (the kernel that reads
-//!   the sum does that), and the gradient of an embedding is added to another by a kernel of its own.
+//!   Views are free. Only `compile_all` compiles the loss; in the others it works in f32.
+//! - Update: `clip_grad_norm_` reads all gradients for their norm and multiplies them in a second pass; `GradScaler` unscales those of
+//!   f16 in one more. Without either nothing reads them before the optimizer, which is fused (one pass).
+//! - Weight gradients are rounded by the matmul. On one rank, without FSDP2, a kernel widens each for its f32 parameter.
 //! - Activation checkpointing: forward kernels of a unit run again before its backward: all of them
 //!   (`full`), those of every other unit (`selective-layer`), or all but attention and every other
 //!   matmul (`selective-op`).
 //! - Communication: parameters are copied out of the gathered buffer, gradients into the one that is
 //!   reduced, on the compute stream. Schedule: the plan's (forward prefetch of one unit, backward `pre`).
+//!   On one rank there is none: FSDP2 would copy every parameter twice and every gradient once for nothing.
 //! - Memory: see [`memory_bytes`].
 //!
-//! Source: torch/distributed/fsdp/_fully_shard, torchtitan's parallelize functions.
+//! Source: torch/distributed/fsdp/_fully_shard, torch/nn/utils/clip_grad.py, torch/amp/grad_scaler.py, torchtitan's parallelize functions.
 
 use super::jobs::{Job, Kind, of_plan};
 use super::{Simulation, of_phases};
 use crate::cost::kernel::{GemmShape, is_matrix, moved_bytes};
 use crate::cost::{Cluster, Device};
-use crate::fuse::columns_beside_rows;
 use frit_ir::ops::{BinaryFn, UnaryFn};
 use frit_ir::plan::{Action, BufferId, KernelId, Plan, Stream, Task, TaskId, TiVec, UnitId};
-use frit_ir::{DType, Graph, Node, Op, Region, TensorType, ValueId};
+use frit_ir::{DType, Graph, Node, Op, Region, TensorType};
 use std::collections::{HashMap, HashSet};
 
 /// The emulated system.
@@ -34,6 +36,8 @@ pub enum System {
     Eager,
     /// FSDP2 with blocks compiled by torch.compile.
     Compile,
+    /// FSDP2 with blocks and loss compiled by torch.compile.
+    CompileAll,
 }
 
 /// Which activations the emulated system computes again.
@@ -87,7 +91,7 @@ const COMPILE_KEEPS: f64 = 0.8;
 /// The same in eager mode, which also saves operands of every step of norms and activation functions.
 const EAGER_KEEPS: f64 = 1.5;
 
-/// Simulates a step of the emulated system on the plan's model.
+/// Simulates a step of the emulated system on the model of a reference plan.
 pub fn emulate(plan: &Plan, cluster: &Cluster, emulation: Emulation) -> Simulation {
     let mut phases = of_plan(plan, cluster);
     let mut begin = 0;
@@ -106,65 +110,60 @@ pub fn emulate(plan: &Plan, cluster: &Cluster, emulation: Emulation) -> Simulati
 /// Gives kernels the durations that they have in the emulated system.
 fn retime(plan: &Plan, cluster: &Cluster, emulation: Emulation, tasks: &[Task], jobs: &mut [Job]) {
     let mut known: HashMap<KernelId, f64> = HashMap::new();
-    let mut readers: HashMap<BufferId, usize> = HashMap::new();
-    for place in plan.tasks.iter().flat_map(|t| t.action.reads()) {
-        *readers.entry(place.buffer).or_default() += 1;
-    }
     for (task, job) in tasks.iter().zip(jobs) {
-        let Action::Kernel { kernel, writes, .. } = &task.action else { continue };
+        let Action::Kernel { kernel, .. } = &task.action else { continue };
         let body = &plan.kernels[*kernel].body;
-        let loss = body.nodes().any(|(_, n)| is_loss(&n.op));
-        if emulation.system == System::Eager || loss {
+        let runs_apart = match emulation.system {
+            System::Eager => true,
+            System::Compile => body.nodes().any(|(_, n)| is_loss(&n.op)),
+            System::CompileAll => false,
+        };
+        if runs_apart {
             job.seconds = *known.entry(*kernel).or_insert_with(|| {
                 eager_seconds(&cluster.device, body, plan.compute_dtype, emulation.attention)
             });
-        } else {
-            let kept = writes.iter().any(|p| readers.get(&p.buffer).is_some_and(|n| *n > 1));
-            let sum = sum_bytes(body, kept) as f64 / cluster.device.bytes_per_second();
-            job.seconds += separate_seconds(&cluster.device, body) + sum;
+        }
+        if is_padding(body) {
+            job.seconds = 0.0;
+        }
+        if let Some((_, node)) = body.nodes().find(|(_, n)| matches!(n.op, Op::GradStats)) {
+            let bytes = node.inputs.iter().map(|v| body.ty(*v).bytes() as u64).sum();
+            job.seconds = before_the_optimizer(plan, &cluster.device, bytes);
+        }
+        if plan.world_size == 1 && task.region == Region::Backward {
+            job.seconds += widening_of_gradients(&cluster.device, body);
         }
     }
 }
 
-/// Seconds of the kernels that a compiled kernel needs beside it: reductions over the rows read their operands again.
-fn separate_seconds(device: &Device, body: &Graph) -> f64 {
-    let in_memory = |value: &ValueId| {
-        let mut value = *value;
-        while let Op::Cast(_) | Op::Reshape(_) = body.def(value).op {
-            value = body.def(value).inputs[0];
-        }
-        body.ty(value).bytes() as u64
-    };
-    let of = |node: &Node| {
-        let results = node.outputs.iter().map(|v| body.ty(*v).bytes() as u64);
-        device.copy_seconds(node.inputs.iter().map(in_memory).chain(results).sum())
-    };
-    let columns: f64 = columns_beside_rows(body).into_iter().map(of).sum();
-    // The gradient of an embedding is written, and read by a sum that also writes what the plan's kernel writes.
-    let tables = body.nodes().filter(|(_, n)| matches!(n.op, Op::EmbeddingGrad(_)));
-    let added = tables.filter(|(_, n)| n.inputs.len() > 2);
-    let sums = added.map(|(_, n)| device.copy_seconds(2 * body.ty(n.outputs[0]).bytes() as u64));
-    columns + sums.sum::<f64>()
+/// Whether a kernel only pads: PyTorch pads the pitch of what it allocates.
+fn is_padding(body: &Graph) -> bool {
+    let mut inner = body.nodes().map(|(_, n)| &n.op).filter(|op| !op.is_leaf());
+    matches!((inner.next(), inner.next()), (Some(Op::Pad(_)), None))
 }
 
-/// Bytes by which a kernel moves more that adds another tensor to a GEMM than one that reads the sum: both terms, and the
-/// sum that it writes if others read it too, instead of the sum.
-fn sum_bytes(body: &Graph, kept: bool) -> u64 {
-    // The gradient of a weight is accumulated over chunks of a loss that is whole in the emulated system.
-    let multiplies = |op: &Op| matches!(op, Op::MatMul(m) if !m.trans_a || m.trans_b);
-    if !body.nodes().any(|(_, n)| multiplies(&n.op)) {
-        return 0;
-    }
+/// Seconds of what reads gradients of this many bytes before the optimizer does.
+fn before_the_optimizer(plan: &Plan, device: &Device, bytes: u64) -> f64 {
+    let clips = plan.hyper.iter().any(|h| h.name == "optimizer.clip_grad_norm" && h.value > 0.0);
+    let norm_and_multiply = device.copy_seconds(bytes) + device.copy_seconds(2 * bytes);
+    let unscale = device.copy_seconds(2 * bytes);
+    let of_clipping = if clips { norm_and_multiply } else { 0.0 };
+    of_clipping + if plan.compute_dtype == DType::F16 { unscale } else { 0.0 }
+}
+
+/// Seconds in which the gradients of weights that a matmul of low-precision operands computes are widened: the plan's writes f32.
+fn widening_of_gradients(device: &Device, body: &Graph) -> f64 {
     let of = |(_, node): (frit_ir::NodeId, &Node)| {
-        let sum = body.ty(node.outputs[0]);
-        let is_whole = |v: &ValueId| body.ty(*v).shape.numel() == sum.shape.numel();
-        let is_sum = matches!(node.op, Op::Binary(BinaryFn::Add));
-        match is_sum && node.inputs.iter().all(is_whole) {
-            true => (1 + u64::from(kept)) * sum.bytes() as u64,
-            false => 0,
-        }
+        let (from, to) = (body.ty(node.inputs[0]), body.ty(node.outputs[0]));
+        let elements = to.shape.numel() as u64;
+        device.copy_seconds(elements * (from.dtype.size() + to.dtype.size()) as u64)
     };
-    body.nodes().map(of).sum()
+    let widens = |(_, node): &(frit_ir::NodeId, &Node)| {
+        matches!(node.op, Op::MatMul(_))
+            && body.ty(node.inputs[0]).dtype.is_low_precision()
+            && body.ty(node.outputs[0]).dtype == DType::F32
+    };
+    body.nodes().filter(widens).map(of).sum()
 }
 
 fn is_loss(op: &Op) -> bool {
@@ -203,7 +202,7 @@ fn rounding_of_gradient(device: &Device, body: &Graph, node: &Node, compute: DTy
 /// Seconds of a kernel's operations one by one.
 fn eager_seconds(device: &Device, body: &Graph, compute: DType, attention: Attention) -> f64 {
     let of = |node: &Node| {
-        if node.op.is_leaf() || is_view(&node.op) || is_sum_of_chunks(body, node) {
+        if node.op.is_leaf() || is_view(&node.op) {
             return 0.0;
         }
         let types = |first: usize| [0, 1, 2].map(|i| body.ty(node.inputs[first + i]));
@@ -268,16 +267,6 @@ fn is_view(op: &Op) -> bool {
     matches!(op, Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Split(_) | Op::Expand(_))
 }
 
-/// Whether the node adds the gradient of a weight to a matrix of its size, as the plan does with gradients of chunks of tokens: the
-/// emulated system has one matmul.
-fn is_sum_of_chunks(body: &Graph, node: &Node) -> bool {
-    let is_gradient =
-        |v: &ValueId| matches!(&body.def(*v).op, Op::MatMul(m) if m.trans_a && !m.trans_b);
-    matches!(node.op, Op::Binary(BinaryFn::Add))
-        && node.inputs.iter().any(is_gradient)
-        && node.inputs.iter().all(|v| body.ty(*v).shape == body.ty(node.outputs[0]).shape)
-}
-
 /// Adds the copies around communication and the recomputation.
 fn with_extra_work(
     plan: &Plan,
@@ -287,11 +276,7 @@ fn with_extra_work(
     jobs: Vec<Job>,
 ) -> Vec<Job> {
     let units: Vec<Option<UnitId>> = tasks.iter().map(|t| unit_of(plan, t)).collect();
-    let forward: Vec<bool> = {
-        let gradients = gradients_of_logits(plan);
-        tasks.iter().map(|task| is_forward(plan, &gradients, task)).collect()
-    };
-    let recomputation = recomputed(plan, emulation.checkpointing, (tasks, &forward), &units);
+    let recomputation = recomputed(plan, emulation.checkpointing, tasks, &units);
     let mut made: Vec<Job> = Vec::with_capacity(2 * jobs.len());
     let mut new_index: Vec<usize> = Vec::with_capacity(jobs.len());
     let mut entered: TiVec<UnitId, bool> = vec![false; plan.units.len()].into();
@@ -353,13 +338,14 @@ fn unit_of(plan: &Plan, task: &Task) -> Option<UnitId> {
 fn recomputed(
     plan: &Plan,
     checkpointing: Checkpointing,
-    (tasks, forward): (&[Task], &[bool]),
+    tasks: &[Task],
     units: &[Option<UnitId>],
 ) -> HashMap<UnitId, Vec<usize>> {
     let mut kernels: HashMap<UnitId, Vec<usize>> = HashMap::new();
     let mut gemms: HashMap<UnitId, usize> = HashMap::new();
     for (i, (task, unit)) in tasks.iter().zip(units).enumerate() {
-        let (Action::Kernel { kernel, .. }, Some(unit), true) = (&task.action, unit, forward[i])
+        let (Action::Kernel { kernel, .. }, Some(unit), Region::Forward) =
+            (&task.action, unit, task.region)
         else {
             continue;
         };
@@ -387,6 +373,8 @@ fn recomputed(
 /// Bytes per logit that are alive at once: the low-precision logits, their f32 copy, the saved
 /// log-softmax, and two f32 gradients.
 const LOSS_BYTES: u64 = 14;
+/// The same if the loss is compiled: the low-precision logits and their gradient.
+const COMPILED_LOSS_BYTES: u64 = 4;
 
 /// Memory that the caching allocator reserves beyond allocations: a fraction, and a constant.
 const RESERVE: f64 = 1.1;
@@ -408,14 +396,18 @@ fn memory_bytes(plan: &Plan, emulation: Emulation) -> u64 {
     let largest = plan.units.keys().skip(1).map(numel).max().unwrap_or(0);
     let state = 16 * all / shards;
     let (saved, block) = activations(plan, emulation);
-    let loss = LOSS_BYTES * logits(plan);
+    let of_a_logit = match emulation.system {
+        System::CompileAll => COMPILED_LOSS_BYTES,
+        System::Eager | System::Compile => LOSS_BYTES,
+    };
+    let loss = of_a_logit * logits(plan);
     let backward = block + 10 * largest;
     let peak =
         state + compute * numel(UnitId::ROOT) + saved + backward.max(loss + compute * 2 * largest);
     (peak as f64 * RESERVE + RESERVE_BYTES) as u64
 }
 
-/// Elements of the operand of the loss, whole, also if the plan computes it in chunks.
+/// Elements of the operand of the loss.
 fn logits(plan: &Plan) -> u64 {
     let of = |task: &Task| -> u64 {
         let Action::Kernel { kernel, .. } = &task.action else { return 0 };
@@ -426,42 +418,13 @@ fn logits(plan: &Plan) -> u64 {
     plan.tasks.iter().map(of).sum()
 }
 
-/// Whether a task is of the forward pass of the emulated system. Where a plan computes the gradient of logits beside their
-/// loss, matmuls that read it are of the backward pass nevertheless.
-fn is_forward(plan: &Plan, gradients: &HashSet<BufferId>, task: &Task) -> bool {
-    let reads_gradient = match &task.action {
-        Action::Kernel { kernel, reads, .. } => {
-            plan.kernels[*kernel].body.nodes().any(|(_, n)| matches!(n.op, Op::MatMul(_)))
-                && reads.iter().any(|place| gradients.contains(&place.buffer))
-        }
-        _ => false,
-    };
-    task.region == Region::Forward && !reads_gradient
-}
-
-/// Buffers with the gradient of logits.
-fn gradients_of_logits(plan: &Plan) -> HashSet<BufferId> {
-    let mut buffers = HashSet::new();
-    for task in &plan.tasks {
-        let Action::Kernel { kernel, writes, .. } = &task.action else { continue };
-        let body = &plan.kernels[*kernel].body;
-        for (place, output) in writes.iter().zip(&body.outputs) {
-            if matches!(body.def(output.value).op, Op::CrossEntropyGrad(_)) {
-                buffers.insert(place.buffer);
-            }
-        }
-    }
-    buffers
-}
-
 /// Bytes that all units keep for backward, and those that one unit's recomputation makes.
 fn activations(plan: &Plan, emulation: Emulation) -> (u64, u64) {
     let compute = plan.compute_dtype.size() as u64;
     let bytes = |ty: &TensorType| ty.shape.numel() as u64 * compute.min(ty.dtype.size() as u64);
     let units: TiVec<TaskId, Option<UnitId>> =
         plan.tasks.iter().map(|t| unit_of(plan, t)).collect();
-    let gradients = gradients_of_logits(plan);
-    let forward = |i: TaskId| is_forward(plan, &gradients, &plan.tasks[i]);
+    let forward = |i: TaskId| plan.tasks[i].region == Region::Forward;
     // Buffers that backward reads, by the unit that wrote them.
     let mut writer: HashMap<BufferId, (UnitId, u64)> = HashMap::new();
     // The largest value that each unit hands to another: its result.
@@ -511,7 +474,7 @@ fn activations(plan: &Plan, emulation: Emulation) -> (u64, u64) {
     let everything: u64 = read.values().sum();
     let keeps = match emulation.system {
         System::Eager => EAGER_KEEPS,
-        System::Compile => COMPILE_KEEPS,
+        System::Compile | System::CompileAll => COMPILE_KEEPS,
     };
     let everything = (everything as f64 * keeps) as u64;
     let block = everything / n_units;

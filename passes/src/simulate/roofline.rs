@@ -1,16 +1,13 @@
-//! What every kernel of a plan moves and computes, what bounds it, and how far the plan is from the least that any plan of the same
-//! weights, activations and gradients moves.
+//! What every kernel of a plan moves and computes, what bounds it, and how far the plan is from reading and writing the model's weights,
+//! activations and gradients once ([`crate::model_traffic`]).
 //!
 //! A bound is the longest of the kernel's launch, its memory traffic at the device's bandwidth, and its arithmetic at the rate that
-//! its shapes allow. The least traffic of a plan writes every value once and reads it once in each of the passes over the model
-//! (forward, backward, update) that need it: between two of them more bytes go by than any cache holds. What several kernels of one
-//! pass read, or one kernel reads several times, counts once.
+//! its shapes allow.
 
 use super::jobs::{Kind, of_plan};
 use crate::cost::Cluster;
 use crate::cost::kernel::{body_bytes, node_flops};
-use frit_ir::Region;
-use frit_ir::plan::{Action, BufferId, Place, Plan};
+use frit_ir::plan::{Action, Plan};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -63,12 +60,12 @@ pub struct Roofline {
     pub rows: Vec<Row>,
     /// Bytes read and written by all rows.
     pub bytes: u64,
-    /// Bytes if every value were written once, and read once by each of the forward pass, the backward pass and the update that reads it.
-    pub least_bytes: u64,
+    /// Bytes of the model's weights, activations and gradients, each read and written once.
+    pub model_bytes: u64,
     /// Predicted seconds of all rows, one after the other.
     pub seconds: f64,
-    /// Seconds that `least_bytes` take at the device's bandwidth.
-    pub least_memory_seconds: f64,
+    /// Seconds that `model_bytes` take at the device's bandwidth.
+    pub model_seconds: f64,
     /// Seconds of the rows that arithmetic bounds.
     pub compute_seconds: f64,
 }
@@ -115,71 +112,16 @@ pub fn roofline(plan: &Plan, cluster: &Cluster) -> Roofline {
     }
     let mut rows: Vec<Row> = rows.into_values().collect();
     rows.sort_by(|a, b| b.seconds.total_cmp(&a.seconds).then_with(|| a.name.cmp(&b.name)));
-    let least_bytes = least_bytes(plan);
+    let model_bytes = plan.model_bytes;
     let seconds_of =
         |which: &dyn Fn(&&Row) -> bool| rows.iter().filter(which).map(|r| r.seconds).sum();
     Roofline {
         cluster: cluster.name.clone(),
         bytes: rows.iter().map(|row| row.bytes).sum(),
-        least_bytes,
+        model_bytes,
         seconds: seconds_of(&|_| true),
-        least_memory_seconds: least_bytes as f64 / device.bytes_per_second(),
+        model_seconds: model_bytes as f64 / device.bytes_per_second(),
         compute_seconds: seconds_of(&|row| row.bound == Bound::Compute),
         rows,
-    }
-}
-
-/// Bytes of all values that tasks write, each once per run of a phase, and of all that they read, each once per run and pass over the
-/// model. Of a table in which a kernel looks up rows, the rows count.
-fn least_bytes(plan: &Plan) -> u64 {
-    let of_phase = |phase: &frit_ir::plan::Phase| {
-        let (mut read, mut written) = (<[Extents; 3]>::default(), Extents::default());
-        let mut looked_up = 0;
-        for task in &plan.tasks[phase.begin..phase.end] {
-            if let Action::Kernel { kernel, reads, writes } = &task.action {
-                let operands: u64 = reads.iter().chain(writes).map(|p| p.ty.bytes() as u64).sum();
-                let moved = body_bytes(&plan.kernels[*kernel].body, operands);
-                if moved < operands {
-                    looked_up += moved;
-                    continue;
-                }
-            }
-            let pass = match task.region {
-                Region::Forward => 0,
-                Region::Backward | Region::Recompute(_) => 1,
-                Region::Update => 2,
-            };
-            task.action.reads().into_iter().for_each(|place| read[pass].add(place));
-            task.action.writes().into_iter().for_each(|place| written.add(place));
-        }
-        let runs = if phase.begin < phase.end { plan.runs(phase.begin) as u64 } else { 0 };
-        let read: u64 = read.into_iter().map(Extents::bytes).sum();
-        runs * (looked_up + read + written.bytes())
-    };
-    plan.phases.iter().map(of_phase).sum()
-}
-
-/// Byte ranges of buffers.
-#[derive(Default)]
-struct Extents(BTreeMap<BufferId, Vec<(usize, usize)>>);
-
-impl Extents {
-    fn add(&mut self, place: &Place) {
-        let range = (place.offset, place.offset + place.ty.bytes());
-        self.0.entry(place.buffer).or_default().push(range);
-    }
-
-    /// Bytes of the union of all ranges.
-    fn bytes(mut self) -> u64 {
-        let mut total = 0;
-        for ranges in self.0.values_mut() {
-            ranges.sort_unstable();
-            let mut end = 0;
-            for &(from, to) in &*ranges {
-                total += to.saturating_sub(end.max(from));
-                end = end.max(to);
-            }
-        }
-        total as u64
     }
 }

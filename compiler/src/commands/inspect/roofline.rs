@@ -23,14 +23,14 @@ pub(super) fn text(roofline: &Roofline) -> String {
     format!(
         "cluster       {}; kernels in sequence, without communication\n\
          kernels       {}, of which {} bound by arithmetic\n\
-         moved         {}, {:.2} times the minimum of {} ({}), which writes every value once and reads it once per pass\n\n{}",
+         moved         {}, {:.2} times the {} ({}) of the model's weights, activations and gradients, each read and written once\n\n{}",
         roofline.cluster,
         seconds(roofline.seconds),
         seconds(roofline.compute_seconds),
         bytes(roofline.bytes),
-        roofline.bytes as f64 / roofline.least_bytes.max(1) as f64,
-        bytes(roofline.least_bytes),
-        seconds(roofline.least_memory_seconds),
+        roofline.bytes as f64 / roofline.model_bytes.max(1) as f64,
+        bytes(roofline.model_bytes),
+        seconds(roofline.model_seconds),
         table(&head, &rows)
     )
 }

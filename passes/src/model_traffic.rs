@@ -1,0 +1,133 @@
+//! The traffic of a model's step: the bytes of its weights, activations and gradients, each read and written once.
+//!
+//! In: the step of one rank before anything is done to make it faster or smaller (chunks, rematerialization, sharding, fusion), so that the
+//! number is one of the model, its precision and its optimizer, and not of how well the step is compiled. A plan moves more where it
+//! reads a value in forward and in backward, and less where a kernel never writes what the next operation reads.
+//!
+//! What counts is an operand or a result of an operation that is neither elementwise nor a view: of a matmul, convolution, attention,
+//! norm, softmax, reduction, embedding, loss, optimizer. Elementwise operations belong to their neighbors, views to their operand, and
+//! so do casts to a wider dtype. Each value counts twice its bytes, once for writing and once for reading:
+//!
+//! - an activation, however many operations of the forward and the backward pass read it, and the gradient of one;
+//! - a weight in the dtype in which operations read it, and its gradient;
+//! - a parameter and the optimizer's state, which are read and written in the update: the part of them that a rank holds.
+//!
+//! Inputs of the model are read only. Of a table in which rows are looked up, only the rows count.
+
+use frit_ir::ops::precision::Class;
+use frit_ir::{Graph, Node, Op, Region, ValueId};
+use std::collections::BTreeSet;
+
+/// The bytes of a step with so many micro-steps, of each of the ranks that divide parameters and state among them.
+pub fn model_bytes(step: &Graph, accumulation: usize, shards: usize) -> u64 {
+    let (mut read, mut written) = (BTreeSet::new(), BTreeSet::new());
+    for (_, node) in step.nodes().filter(|(_, node)| !is_free(node)) {
+        let looks_up = matches!(
+            node.op,
+            Op::Embedding(_) | Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_)
+        );
+        read.extend(node.inputs.iter().skip(usize::from(looks_up)).map(|v| base(step, *v)));
+        written.extend(&node.outputs);
+    }
+    let uses = step.users();
+    let of = |v: &ValueId| {
+        let (node, bytes) = (step.def(*v), step.ty(*v).bytes() as u64);
+        let is_read = read.contains(v) || !uses[v.0 as usize].is_empty();
+        let times = match node.op.is_leaf() {
+            true => 1,
+            false => 1 + u64::from(is_read),
+        };
+        let is_held = matches!(node.op, Op::Param(_) | Op::State(_));
+        match (node.region, is_held) {
+            (Region::Update, _) | (_, true) => times * bytes / shards.max(1) as u64,
+            _ => times.saturating_mul(bytes).saturating_mul(accumulation as u64),
+        }
+    };
+    read.union(&written).map(of).fold(0, u64::saturating_add)
+}
+
+/// Whether no operand or result of a node counts on its account.
+fn is_free(node: &Node) -> bool {
+    node.op.is_leaf() || node.op.is_pointwise() || node.op.precision().class == Class::Layout
+}
+
+/// The value that a view, or a cast to a wider dtype, shows.
+fn base(graph: &Graph, mut value: ValueId) -> ValueId {
+    loop {
+        let node = graph.def(value);
+        value = match &node.op {
+            Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Split(_) | Op::Expand(_) => {
+                node.inputs[0]
+            }
+            Op::Cast(op) if op.to.size() > graph.ty(node.inputs[0]).dtype.size() => node.inputs[0],
+            _ => return value,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(nodes: &str) -> Graph {
+        frit_ir::text::parse(&format!("graph @g world=1 {{\n{nodes}\n}}"))
+            .expect("the text is a graph")
+    }
+
+    /// A linear layer with its gradients: 4 rows, 8 inputs, 2 outputs.
+    const LINEAR: &str = r#"
+        %x: f32[4, 8] = input {name = "x", ty = {"dtype":"f32","shape":[4,8]}}
+        %w: f32[8, 2] = param {init = "weights", kind = "trainable", name = "w", reason = "", ty = {"dtype":"f32","shape":[8,2]}}
+        %xc: bf16[4, 8] = cast %x {to = "bf16"}
+        %wc: bf16[8, 2] = cast %w {to = "bf16"}
+        %y: bf16[4, 2] = matmul %xc, %wc"#;
+
+    #[test]
+    fn a_matmul_reads_and_writes_its_operands_and_its_result() {
+        // Both operands are written in bf16 and read, the result is written and not read.
+        let graph = parse(&format!("{LINEAR}\nreturn %y as \"y\""));
+        assert_eq!(model_bytes(&graph, 1, 1), 2 * 64 + 2 * 32 + 16);
+        // What is elementwise moves nothing of its own: its operand is read, its result a result of the step.
+        let gelu = format!("{LINEAR}\n%g: bf16[4, 2] = gelu_tanh %y\nreturn %g as \"g\"");
+        assert_eq!(model_bytes(&parse(&gelu), 1, 1), 2 * 64 + 2 * 32 + 2 * 16);
+    }
+
+    #[test]
+    fn what_forward_and_backward_read_counts_once() {
+        let graph = parse(&format!(
+            r#"{LINEAR}
+            %g: bf16[4, 2] = gelu_tanh %y
+            %v: bf16[2, 8] = input {{name = "v", ty = {{"dtype":"bf16","shape":[2,8]}}}}
+            %z: bf16[4, 8] = matmul %g, %v
+            %dz: bf16[4, 8] = input {{name = "dz", ty = {{"dtype":"bf16","shape":[4,8]}}}}
+            %dv: f32[2, 8] = matmul %g, %dz {{out = "f32", trans_a = true}} @backward
+            return %z as "z"
+            return %dv as "dv""#
+        ));
+        // x, w, y and g twice; v and dz are read; z and dv are written.
+        let expected = 2 * (64 + 32 + 16 + 16) + 32 + 64 + 64 + 64;
+        assert_eq!(model_bytes(&graph, 1, 1), expected);
+        // Every micro-step has its own.
+        assert_eq!(model_bytes(&graph, 3, 1), 3 * expected);
+    }
+
+    #[test]
+    fn views_and_wider_copies_are_their_operand_and_tables_their_rows() {
+        let graph = parse(
+            r#"
+            %t: f32[100, 8] = param {init = "weights", kind = "trainable", name = "t", reason = "", ty = {"dtype":"f32","shape":[100,8]}}
+            %i: i64[4] = input {name = "i", ty = {"dtype":"i64","shape":[4]}}
+            %w: f32[8] = param {init = "weights", kind = "trainable", name = "w", reason = "", ty = {"dtype":"f32","shape":[8]}}
+            %e: f32[4, 8] = embedding %t, %i
+            %n: bf16[4, 8] = cast %e {to = "bf16"}
+            %c: f32[4, 8] = cast %n {to = "f32"}
+            %y: f32[4, 8], %r: f32[4] = rms_norm %c, %w {axis = 1, eps = 1e-5}
+            %p: f32[8, 4] = transpose %y {perm = [1,0]}
+            %s: f32[8, 4] = softmax %p {axis = 1}
+            return %s as "s""#,
+        );
+        // The indices and the scale are read; the rows are written and read, rounded, too; the norm's result is read through its view, its
+        // statistic is not; the softmax is written.
+        assert_eq!(model_bytes(&graph, 1, 1), 32 + 32 + 2 * 128 + 2 * 64 + 2 * 128 + 16 + 128);
+    }
+}
