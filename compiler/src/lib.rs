@@ -16,6 +16,7 @@ pub mod pipeline;
 pub mod plan_dir;
 pub mod policy;
 pub mod predict;
+pub mod reference;
 pub mod render;
 pub mod report;
 pub mod reproducer;

@@ -3,7 +3,7 @@
 use crate::clusters;
 use crate::diagnostics::Report;
 use crate::plan_dir;
-use crate::predict;
+use crate::reference;
 use crate::render::{bytes, seconds};
 use frit_ir::{Code, Diagnostic};
 use frit_passes::cost::Cluster;
@@ -98,7 +98,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let simulation = match args.emulate {
         None => simulate(&plan, &cluster),
         Some(system) => {
-            let plan = predict::reference(&args.plan, &plan, args.model.as_deref())?;
+            let plan = reference::of(&args.plan, &plan, args.model.as_deref())?;
             let (system, checkpointing) = (system.into(), args.checkpointing.into());
             let attention = emulate::Attention::Fused;
             emulate(&plan, &cluster, Emulation { system, attention, checkpointing })
