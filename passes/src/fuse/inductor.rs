@@ -74,11 +74,12 @@ mod tests {
             %v: bf16[4, 8] = input {name = "v", ty = {"dtype":"bf16","shape":[4,8]}}
             %b: bf16[4] = input {name = "b", ty = {"dtype":"bf16","shape":[4]}}
             %dy: bf16[6, 8] = input {name = "dy", ty = {"dtype":"bf16","shape":[6,8]}}
+            %t: bf16[6, 8] = exp %x
             %m: bf16[6, 4] = matmul %x, %w
             %a: bf16[6, 4] = add %m, %b
             %g: bf16[6, 4] = gelu_tanh %a
             %s: bf16[6, 8] = matmul %g, %v
-            %r: bf16[6, 8] = add %s, %x
+            %r: bf16[6, 8] = add %s, %t
             %dg: bf16[6, 4] = matmul %dy, %v {trans_b = true} @backward
             %da: bf16[6, 4] = gelu_tanh_grad %dg, %a @backward
             %dw: f32[8, 4] = matmul %x, %da {out = "f32", trans_a = true} @backward
@@ -89,11 +90,12 @@ mod tests {
         let [frit, inductor] = regions(nodes);
         assert_eq!(
             frit,
-            "gemm(matmul add gelu_tanh) 3->2; gemm(matmul add) 3->1; gemm(matmul gelu_tanh_grad sum_to) 3->2; matmul"
+            "pointwise(exp) 1->1; gemm(matmul add gelu_tanh) 3->2; gemm(matmul add) 3->1; \
+             gemm(matmul gelu_tanh_grad sum_to) 3->2; matmul"
         );
         assert_eq!(
             inductor,
-            "gemm(matmul add) 3->1; pointwise(gelu_tanh) 1->1; matmul; pointwise(add) 2->1; matmul; \
+            "gemm(matmul add) 3->1; pointwise(gelu_tanh) 1->1; matmul; pointwise(exp add) 2->1; matmul; \
              pointwise(gelu_tanh_grad) 2->1; matmul; col_reduce(sum_to) 1->1"
         );
     }
