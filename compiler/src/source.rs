@@ -1,7 +1,8 @@
-//! The copy of the model in a plan: `source/model.onnx` without the data of parameters, which the weights contain, and of other
+//! The copy of the model in a plan: `source/model.onnx` (of an archive of PyTorch, what it is rewritten as) without the data of parameters, which the weights contain, and of other
 //! tensors over 1 MiB (or `model.json` unchanged), `source/train.toml`, and `source/origin.json` with the path, the digest, the
 //! binds, which initializers are copies of a parameter, and the digests of external data files.
 
+use crate::diagnostics::Report;
 use crate::import::mapped::Folder;
 use crate::import::{self, Tied};
 use crate::wire;
@@ -53,7 +54,8 @@ impl Source {
         let (file, model) = if is_json {
             (layout::JSON_MODEL, bytes.to_vec())
         } else {
-            let merged = import::onnx::merged(bytes.clone());
+            let onnx = import::as_onnx(bytes.clone(), path).map_err(first)?;
+            let merged = import::onnx::merged(onnx.clone());
             let tied = ties.iter().filter(|(_, t)| parameters.contains(t.parameter.as_str()));
             let mut stored: BTreeSet<&str> = tied.map(|(name, _)| name.as_str()).collect();
             stored.extend(parameters);
@@ -65,8 +67,8 @@ impl Source {
             }
             let folder = Folder::of(path, anywhere);
             let mut strip = Strip { stored, folder, digests: &mut digests };
-            let stripped = strip.message(&bytes, Message::Model);
-            (layout::ONNX_MODEL, stripped.unwrap_or_else(|| bytes.to_vec()))
+            let stripped = strip.message(&onnx, Message::Model);
+            (layout::ONNX_MODEL, stripped.unwrap_or_else(|| onnx.to_vec()))
         };
         let origin = json!({
             "path": std::path::absolute(path).unwrap_or_else(|_| path.into()),
@@ -79,6 +81,12 @@ impl Source {
         });
         Ok(Source { file: file.into(), model, origin: format!("{origin:#}\n") })
     }
+}
+
+/// The first message; the model was read already, and there is none unless the file was changed.
+fn first(report: Report) -> Diagnostic {
+    let mut all = report.diagnostics.into_iter();
+    all.next().unwrap_or_else(|| Diagnostic::error(Code::ModelUnreadable, "the model was changed"))
 }
 
 /// What `source/origin.json` says.

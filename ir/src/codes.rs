@@ -46,7 +46,7 @@ macro_rules! codes {
 #[rustfmt::skip]
 codes! {
     // Errors.
-    ModelUnreadable = "E010": "the model file cannot be read", "give the path of an .onnx or .json file", "models_and_command_lines";
+    ModelUnreadable = "E010": "the model file cannot be read", "give the path of an .onnx, .pt2 or .json file", "models_and_command_lines";
     NotAnOnnxModel = "E011": "the file is not a complete ONNX model: it is truncated, of another format, or has no graph or output", "export the model again", "models_and_command_lines";
     GraphCycle = "E012": "the nodes of the model form a cycle", "export the model again; the notes list the nodes", "broken_graphs_are_named";
     InitializerUnreadable = "E013": "the elements of an initializer, in the model file or in its external data, cannot be read", "keep external data files beside the model, under their original names", "external_data_is_read_in_place_or_missed_by_name";
@@ -62,6 +62,7 @@ codes! {
     AttributeUnsupported = "E032": "an operator has an unsupported attribute, attribute value or output type", "export the model without it", "everything_unsupported_is_reported_at_once";
     OpsetUnsupported = "E033": "the model states no ONNX opset, or an unsupported one", "export it with `opset_version=18`, or convert it with `onnx.version_converter`", "opsets_and_foreign_files_are_refused";
     DependsOnData = "E034": "a shape, axis or condition depends on run-time data", "bind all dimensions, or export the model so that it is constant", "a_condition_that_depends_on_data_is_named";
+    ArchiveUnreadable = "E035": "the archive of torch.export is damaged, of another version, or contradicts itself", "save it with `torch.export.save(program, \"model.pt2\")` of PyTorch 2.9 or later", "damaged_archives_are_refused";
     NoBatchNorm = "E036": "`model.batch_norm` is set, but the model has no BatchNormalization", "export the module in training mode, without constant folding", "models_and_command_lines";
     NotAJsonModel = "E040": "the file is not JSON, or not a model in the JSON format", "docs/json-model.md describes the format; the message gives line and column", "models_and_command_lines";
     JsonModelInvalid = "E041": "a JSON model has an unknown version, name, operation or dimension", "correct the place that the message names", "models_and_command_lines";

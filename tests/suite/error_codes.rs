@@ -80,7 +80,8 @@ impl Place {
                 "version.json",
                 r#"{"frit_model": 9, "name": "m", "inputs": [], "params": [], "nodes": [], "outputs": []}"#,
             ),
-            ("garbage.onnx", "PK\u{3}\u{4} not a model"),
+            ("garbage.onnx", "not a model"),
+            ("garbage.pt2", "PK\u{3}\u{4} not a model"),
             ("cut.toml", "[[["),
             ("cluster.toml", "base = \"h100\"\nnonsense = 1\n"),
             ("numerics.json", "{}"),
@@ -129,6 +130,7 @@ fn models_and_command_lines() {
     for (code, line) in [
         ("E010", "@gone.onnx".into()),
         ("E011", "@garbage.onnx".into()),
+        ("E035", "@garbage.pt2".into()),
         ("E036", format!("{mlp} {batch} --set model.batch_norm=train")),
         ("E040", "@cut.json".into()),
         ("E041", "@version.json".into()),

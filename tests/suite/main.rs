@@ -59,6 +59,7 @@ mod parity;
 mod plans;
 mod precision;
 mod predictions;
+mod pt2;
 mod published;
 mod random;
 mod random_graphs;

@@ -14,7 +14,7 @@ use std::path::PathBuf;
   frit check-gradients model.onnx --bind batch=2
   frit check-gradients model.json --tolerance 1e-3 --seed 7")]
 pub struct Args {
-    /// The model: an .onnx file, or a .json model.
+    /// The model: an .onnx or .pt2 file, or a .json model.
     pub model: PathBuf,
     /// Set the size of a symbolic dimension.
     #[arg(long, value_name = "DIM=N")]

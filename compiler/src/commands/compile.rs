@@ -23,7 +23,7 @@ use std::time::Duration;
   frit compile model.json --config train.toml --set precision.compute=bf16 --set sharding.ranks=4 -o plan
   frit compile model.onnx --bind batch=8 --stop-after autocast --print-after autocast")]
 pub struct Args {
-    /// The model: an .onnx file, or a .json model.
+    /// The model: an .onnx or .pt2 file, or a .json model.
     #[arg(required_unless_present_any = ["list_ops", "help_config"])]
     pub model: Option<PathBuf>,
     /// The configuration.
@@ -62,7 +62,7 @@ pub struct Args {
     /// Read external data of the model also outside of the model's folder.
     #[arg(long)]
     pub allow_external_data: bool,
-    /// List the supported ONNX operators.
+    /// List the supported operators of ONNX, then those of PyTorch's archives (`aten.`).
     #[arg(long)]
     pub list_ops: bool,
     /// Explain every key of train.toml.
@@ -105,7 +105,9 @@ impl Observer for Printer<'_> {
 /// Runs it.
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
     if args.list_ops {
-        return Ok(crate::import::onnx::operators().join("\n") + "\n");
+        let onnx = crate::import::onnx::operators().into_iter().map(str::to_string);
+        let aten = crate::import::pt2::operators().into_iter().map(|name| format!("aten.{name}"));
+        return Ok(onnx.chain(aten).collect::<Vec<_>>().join("\n") + "\n");
     }
     if args.help_config {
         return Ok(config::help());

@@ -7,7 +7,7 @@ use crate::import::symbols::symbols;
 use crate::import::{self, ImportOptions};
 use crate::render::quoted;
 use frit_ir::ops::ParamKind;
-use frit_ir::{Code, DType, Diagnostic, Graph, Op, TensorType, counted};
+use frit_ir::{Code, DType, Diagnostic, Graph, Op, OutputKind, TensorType, counted};
 use frit_runtime::files;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
   frit init model.onnx
   frit init model.onnx --bind batch=16 --bind seq=512 -o train.toml")]
 pub struct Args {
-    /// The model: an .onnx file, or a .json model.
+    /// The model: an .onnx or .pt2 file, or a .json model.
     pub model: PathBuf,
     /// Set the size of a symbolic dimension; by default 8 for the batch and 128 for any other.
     #[arg(long, value_name = "DIM=N")]
@@ -80,8 +80,10 @@ struct Loss {
 
 impl Loss {
     fn of(graph: &Graph) -> Loss {
+        // Running statistics leave the graph as well.
+        let results = graph.outputs.iter().filter(|o| o.kind == OutputKind::Result);
         let outputs: Vec<(&str, &TensorType)> =
-            graph.outputs.iter().map(|o| (o.name.as_str(), graph.ty(o.value))).collect();
+            results.map(|o| (o.name.as_str(), graph.ty(o.value))).collect();
         let floats = || outputs.iter().filter(|(_, ty)| ty.dtype.is_float());
         let named = |word: &str| floats().find(|(name, _)| name.contains(word));
         let scalar = named("loss").filter(|(_, ty)| ty.shape.numel() == 1);

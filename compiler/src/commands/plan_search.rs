@@ -23,7 +23,7 @@ use std::path::PathBuf;
   frit plan-search examples/llama/model.json --cluster h100 --ranks 64 --micro-batch 1,2,4
   frit plan-search model.onnx --config train.toml --cluster a100-80g --ranks 128 --best 3 --json")]
 pub struct Args {
-    /// The model: ONNX or JSON.
+    /// The model: an .onnx or .pt2 file, or a .json model.
     pub model: PathBuf,
     /// Configuration of all plans.
     #[arg(long)]

@@ -108,6 +108,14 @@ pub fn onnx(trained: &Trained, options: &Options, path: &Path) -> Result<Written
         let base = mapped::map(&model).map_err(|e| {
             Diagnostic::error(Code::ExportSource, format!("{}: {e}", model.display()))
         })?;
+        let refuse = |report: Report| {
+            Diagnostic::error(Code::ExportSource, format!("{}: {report}", model.display()))
+        };
+        // The plan's own copy is ONNX already.
+        let base = match &folder {
+            Some(_) => import::as_onnx(base, &model).map_err(refuse)?,
+            None => base,
+        };
         Base { path: model, bytes: base, folder }.export(trained, &origin, options, path)
     };
     let original = |given: Option<&Path>| {

@@ -45,6 +45,8 @@ pub(crate) struct Folder {
     /// The folder that the model's file really lies in, if links lead there: caches keep files under other names, and
     /// folders of links to them.
     linked: Option<PathBuf>,
+    /// The model itself, which may hold its own data.
+    model: PathBuf,
     /// Whether links may lead anywhere.
     anywhere: bool,
 }
@@ -57,7 +59,7 @@ impl Folder {
             _ => PathBuf::from("."),
         };
         let linked = model.canonicalize().ok().map(|path| parent(&path));
-        Folder { named: parent(model), linked, anywhere }
+        Folder { named: parent(model), linked, model: model.into(), anywhere }
     }
 
     /// The path of a file beside the model.
@@ -70,6 +72,9 @@ impl Folder {
     /// # Errors
     /// If it lies elsewhere, has names elsewhere, or is no regular file.
     pub(crate) fn map(&self, location: &str) -> io::Result<Bytes> {
+        if self.model.file_name().is_some_and(|own| own == location) {
+            return map(&self.model);
+        }
         let path = self.join(location);
         if self.anywhere {
             return map(&path);

@@ -1,6 +1,6 @@
 //! Front ends: from a model file to the forward graph and its weights.
 //!
-//! In: an ONNX file, or a JSON model. Out: an [`Imported`] graph with concrete shapes, the parameters with whether and why
+//! In: an ONNX file, an archive of PyTorch, or a JSON model. Out: an [`Imported`] graph with concrete shapes, the parameters with whether and why
 //! they train, and their values, which are read on demand.
 
 mod custom;
@@ -10,12 +10,15 @@ pub mod limits;
 pub(crate) mod mapped;
 mod names;
 pub mod onnx;
+pub mod pt2;
 pub mod symbols;
 
 use crate::diagnostics::Report;
 use crate::weights::Weights;
 use frit_ir::{Code, Diagnostic, Graph, TensorType, nearest, pattern};
 use limits::Limits;
+use prost::Message;
+use prost::bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -96,7 +99,7 @@ pub struct Imported {
     pub warnings: Vec<Diagnostic>,
 }
 
-/// Reads a model; `.json` files are JSON models, all others ONNX.
+/// Reads a model; `.json` files are JSON models, zip files are PyTorch's archives, all others ONNX.
 ///
 /// # Errors
 /// Everything that is wrong with the model, as far as it could be found at once.
@@ -106,7 +109,7 @@ pub fn load(path: &Path, options: &ImportOptions) -> Result<Imported, Report> {
             Code::ModelUnreadable,
             format!("cannot read the model {}: {e}", path.display()),
         )
-        .help("give the path of an .onnx or .json file")
+        .help("give the path of an .onnx, .pt2 or .json file")
     })?;
     let stem = path.file_stem().map_or_else(|| "model".into(), |s| s.to_string_lossy());
     if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json")) {
@@ -114,8 +117,14 @@ pub fn load(path: &Path, options: &ImportOptions) -> Result<Imported, Report> {
         unused_patterns(options, &mut imported);
         return names::check(&imported.graph).or(imported);
     }
-    let imported = onnx::import(bytes.clone(), &stem, path, options).and_then(|mut imported| {
-        imported.weights.mapped(path.into(), bytes);
+    let imported = match pt2::is_archive(&bytes) {
+        true => pt2::import(&bytes, &stem, path, options),
+        false => onnx::import(bytes.clone(), &stem, path, options).map(|mut imported| {
+            imported.weights.mapped(path.into(), bytes);
+            imported
+        }),
+    };
+    let imported = imported.and_then(|mut imported| {
         unused_patterns(options, &mut imported);
         names::check(&imported.graph).or(imported)
     });
@@ -125,6 +134,20 @@ pub fn load(path: &Path, options: &ImportOptions) -> Result<Imported, Report> {
         }
         report
     })
+}
+
+/// The ONNX model in a file: its bytes, or what the program of an archive is rewritten as.
+///
+/// # Errors
+/// If the file is an archive that cannot be rewritten.
+pub(crate) fn as_onnx(bytes: Bytes, path: &Path) -> Result<Bytes, Report> {
+    if !pt2::is_archive(&bytes) {
+        return Ok(bytes);
+    }
+    // The limits were checked when the model was read.
+    let limits = Limits { bytes: u64::MAX, ..Limits::default() };
+    let translated = pt2::translate(&bytes, path, limits)?;
+    Ok(translated.model.encode_to_vec().into())
 }
 
 /// Warns of patterns that cover no tensor of the model.

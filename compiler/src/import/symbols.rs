@@ -16,6 +16,7 @@ pub fn symbols(path: &Path) -> Vec<String> {
         let open = |model: Model| model.dims.into_iter().filter(|(_, size)| size.is_none());
         return model.map_or_else(|_| Vec::new(), |m| open(m).map(|(name, _)| name).collect());
     }
+    let bytes = super::as_onnx(bytes, path).unwrap_or_default();
     let Some(graph) = ModelProto::decode(bytes).ok().and_then(|model| model.graph) else {
         return Vec::new();
     };

@@ -40,7 +40,7 @@ use crate::weights::Weights;
 use context::{Bound, Fault, NodeContext};
 use frit_ir::ops::Input;
 use frit_ir::{Code, Diagnostic, Graph, Op, Origin, OutputKind, Region, TensorType, ValueId};
-use messages::{GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto};
+use messages::{GraphProto, ModelProto, NodeProto, TensorProto, TensorTypeProto, ValueInfoProto};
 use prost::Message;
 use prost::bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -68,13 +68,37 @@ pub fn import(
     path: &Path,
     options: &ImportOptions,
 ) -> Result<Imported, Report> {
-    let mut model = ModelProto::decode(bytes).map_err(|e| {
+    let model = ModelProto::decode(bytes).map_err(|e| {
         Diagnostic::error(
             Code::NotAnOnnxModel,
             format!("the file is not a complete ONNX model: {e}"),
         )
         .help("it may be truncated, or of another format; export the model again")
     })?;
+    import_model(model, name, path, None, options)
+}
+
+/// The file whose program was rewritten as an ONNX model.
+pub(crate) struct Beside {
+    /// Its name, where external data lie in it.
+    pub(crate) file: String,
+    /// Its contents.
+    pub(crate) bytes: Bytes,
+    /// What it states of values, which must be what is inferred of them.
+    pub(crate) declared: HashMap<String, TensorTypeProto>,
+}
+
+/// Reads a model that is decoded already, or was rewritten from the file `beside`.
+///
+/// # Errors
+/// As [`import`].
+pub(crate) fn import_model(
+    mut model: ModelProto,
+    name: &str,
+    path: &Path,
+    beside: Option<Beside>,
+    options: &ImportOptions,
+) -> Result<Imported, Report> {
     let Some(mut graph) = model.graph.take() else {
         return Err(Diagnostic::error(Code::NotAnOnnxModel, "the file holds no ONNX graph")
             .help("it may be truncated, or of another format; export the model again")
@@ -99,6 +123,10 @@ pub fn import(
     let folder = Folder::of(path, options.allow_external_data);
     let mut importer = Importer::new(&graph, name, folder, opset, options, budget)?;
     importer.from_pytorch = from_pytorch(&model);
+    if let Some(Beside { file, bytes, declared }) = beside {
+        importer.files.insert(file, bytes);
+        importer.declared = Some(declared);
+    }
     importer.run()
 }
 
@@ -132,6 +160,8 @@ struct Importer<'a> {
     opset: i64,
     /// Whether one of PyTorch's exporters wrote the model.
     from_pytorch: bool,
+    /// What the program that the model was rewritten from states of its values.
+    declared: Option<HashMap<String, TensorTypeProto>>,
     graph: Graph,
     budget: Budget,
     /// The budget is used up: nothing else is read.
@@ -180,6 +210,7 @@ impl<'a> Importer<'a> {
             options,
             opset,
             from_pytorch: false,
+            declared: None,
             graph: Graph::new(if generic { name } else { &source.name }),
             budget,
             exhausted: false,
@@ -356,8 +387,15 @@ impl<'a> Importer<'a> {
     /// Says which batch normalizations keep their running statistics, and that there are none to train.
     fn batch_norms(&mut self) {
         let all = self.nodes.iter().map(|(_, n)| *n).filter(|n| n.op_type == "BatchNormalization");
-        let how = "a dynamo export drops their training mode; export with \
-                   `torch.onnx.export(..., dynamo=False, training=TrainingMode.TRAINING)`";
+        let how = match self.declared {
+            Some(_) => {
+                "export the module in training mode, `torch.export.export(net.train(), ...)`"
+            }
+            None => {
+                "a dynamo export drops their training mode; export with \
+                 `torch.onnx.export(..., dynamo=False, training=TrainingMode.TRAINING)`"
+            }
+        };
         if self.options.batch_norm_trains {
             if all.count() == 0 {
                 let message = "model.batch_norm is set, but the model has no BatchNormalization";
@@ -447,13 +485,48 @@ impl<'a> Importer<'a> {
             if name.is_empty() {
                 continue;
             }
-            if let Bound::Value(value) = bound
-                && self.graph.value(value).name.is_none()
-            {
-                self.graph.set_name(value, name);
+            if let Bound::Value(value) = bound {
+                if self.graph.value(value).name.is_none() {
+                    self.graph.set_name(value, name);
+                }
+                self.as_declared(name, value, &origin);
             }
             self.values.insert(name, bound);
         }
+    }
+
+    /// Compares a value with what the program that the model was rewritten from states of it.
+    fn as_declared(&mut self, name: &str, value: ValueId, origin: &Origin) {
+        let Some(stated) = self.declared.as_ref().and_then(|d| d.get(name)) else { return };
+        let ty = self.graph.ty(value);
+        let dims = stated.shape.iter().flat_map(|s| &s.dim);
+        let sizes: Vec<Option<usize>> = dims
+            .map(|d| match (d.dim_value, &d.dim_param) {
+                (Some(n), _) => usize::try_from(n).ok(),
+                (None, Some(text)) => {
+                    dims::evaluate(text, &self.options.binds, &mut BTreeSet::new()).ok()
+                }
+                (None, None) => None,
+            })
+            .collect();
+        let found = ty.shape.dims();
+        let fits = sizes.len() == found.len()
+            && sizes.iter().zip(found).all(|(s, n)| s.is_none_or(|s| s == *n))
+            && tensor::computed(stated.elem_type.into()).is_ok_and(|d| d == ty.dtype);
+        if fits {
+            return;
+        }
+        let sizes: Vec<String> =
+            sizes.iter().map(|s| s.map_or_else(|| "?".into(), |s| s.to_string())).collect();
+        let dtype = tensor::computed(stated.elem_type.into());
+        let dtype = dtype.map_or_else(|_| "?".into(), |d| d.to_string());
+        let message =
+            format!("`{name}` is {ty}, but the file states {dtype}[{}]", sizes.join(", "));
+        self.report.push(
+            Diagnostic::error(Code::OperandMismatch, message)
+                .at(origin)
+                .help("a size that was fixed when the program was exported cannot be another one: bind that, or export with a dynamic size"),
+        );
     }
 
     /// Counts the copies of a node, often in nested graphs.

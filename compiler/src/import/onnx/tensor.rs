@@ -64,6 +64,11 @@ impl ExternalFiles {
         ExternalFiles { folder, open: HashMap::new() }
     }
 
+    /// Adds a file that is mapped already.
+    pub(super) fn insert(&mut self, location: String, bytes: Bytes) {
+        self.open.insert(location, bytes);
+    }
+
     /// The files that were mapped.
     pub(super) fn into_open(self) -> impl Iterator<Item = (PathBuf, Bytes)> {
         let folder = self.folder;

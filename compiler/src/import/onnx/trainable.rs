@@ -62,6 +62,8 @@ pub(super) struct Trainable<'a> {
     from_torchscript: bool,
     /// The exporter's kind of each tensor, such as `PARAMETER` or `BUFFER`.
     signature: HashMap<String, String>,
+    /// Whether the module trains a parameter, where the signature says so.
+    requires_grad: HashMap<String, bool>,
     statistics: HashSet<&'a str>,
     /// Those of the statistics that every step renews.
     renewed: HashSet<&'a str>,
@@ -90,6 +92,7 @@ impl<'a> Trainable<'a> {
     ) -> Self {
         let text = graph.metadata_props.iter().find(|e| e.key == SIGNATURE);
         let signature = text.map_or_else(HashMap::new, |e| read_signature(&e.value));
+        let requires_grad = text.map_or_else(HashMap::new, |e| read_requires_grad(&e.value));
         let statistics = nodes
             .iter()
             .filter(|n| n.op_type == "BatchNormalization")
@@ -127,6 +130,7 @@ impl<'a> Trainable<'a> {
             options,
             from_torchscript: from_pytorch && signature.is_empty(),
             signature,
+            requires_grad,
             statistics,
             renewed,
             weights: nodes
@@ -161,6 +165,8 @@ impl<'a> Trainable<'a> {
             (Frozen, "`params.frozen` matches its name".to_string())
         } else if let Some(kind) = said.filter(|k| *k != "PARAMETER") {
             (Buffer, format!("the exporter lists it as {}", kind.to_lowercase().replace('_', " ")))
+        } else if self.requires_grad.get(name) == Some(&false) {
+            (Frozen, "the module does not train it (requires_grad = False)".into())
         } else if self.statistics.contains(name) || self.is_named_statistic(name) {
             (Buffer, "it is a running statistic of BatchNormalization".into())
         } else if said.is_none() && ty.shape.rank() == 0 && !self.is_module_tensor(name) {
@@ -191,7 +197,7 @@ impl<'a> Trainable<'a> {
                  scores"
                     .into(),
             )
-        } else if table::is_sinusoidal(stored) {
+        } else if !self.requires_grad.contains_key(name) && table::is_sinusoidal(stored) {
             (Buffer, "its rows are the sines and cosines of their positions".into())
         } else if said.is_none() && self.is_output_offset(name, stored) {
             let why = "it is a row of zeros, not a vector, added to an output: a buffer that \
@@ -321,6 +327,16 @@ pub(super) fn listed(graph: &GraphProto, kind: &str) -> HashMap<String, String> 
 /// `p_w: PARAMETER target='w'` per line → what each target is.
 fn read_signature(text: &str) -> HashMap<String, String> {
     signature(text).map(|(_, kind, target)| (target.to_string(), kind.to_string())).collect()
+}
+
+/// `p_w: PARAMETER target='w' requires_grad=False` per line → whether each target requires a gradient, where that is said.
+fn read_requires_grad(text: &str) -> HashMap<String, bool> {
+    let says = |line: &str| {
+        let (_, _, target) = signature(line).next()?;
+        let (_, word) = line.split_once(" requires_grad=")?;
+        Some((target.to_string(), word.trim() == "True"))
+    };
+    text.lines().filter_map(says).collect()
 }
 
 /// Placeholder, kind and target of each line.

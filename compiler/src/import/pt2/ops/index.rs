@@ -1,0 +1,257 @@
+//! Operators that read or write by index.
+
+use super::super::call::{Call, Fault, Outcome, int, text, unsupported};
+use super::super::dtype::{BOOL, I64};
+use super::super::symbols::{self, Function};
+use super::super::translate::{Int, Tensor};
+use super::{Convert, one};
+
+pub(super) const OPERATORS: &[(&str, Convert)] = &[
+    ("embedding", embedding),
+    ("gather", |c| elements(c, "dim")),
+    ("index", index),
+    ("index_put", index_put),
+    ("index_select", index_select),
+    ("one_hot", one_hot),
+    ("scatter", scatter),
+    ("scatter_add", scatter),
+    ("scatter_reduce", scatter),
+    ("select_scatter", select_scatter),
+    ("slice_scatter", slice_scatter),
+    ("take_along_dim", |c| elements(c, "dim")),
+];
+
+fn embedding(c: &mut Call<'_>) -> Outcome {
+    if c.bool("scale_grad_by_freq", false)? {
+        return unsupported("scale_grad_by_freq");
+    }
+    let (table, ids) = (c.tensor("weight")?, c.tensor("indices")?);
+    let padding = c.int("padding_idx", -1)?;
+    let y = c.with("Gather", &[&table.name, &ids.name], vec![int("axis", 0)]);
+    if padding >= 0 {
+        c.note_call(&format!("embedding.default](args = (_, _, {padding})"));
+    }
+    one(y)
+}
+
+fn elements(c: &mut Call<'_>, dim: &str) -> Outcome {
+    let x = c.tensor("self")?;
+    let index = match c.optional("index")? {
+        Some(index) => index,
+        None => c.tensor("indices")?,
+    };
+    if index.dims.len() != x.dims.len() {
+        return unsupported("an index of another rank");
+    }
+    let axis = c.axis(c.int(dim, 0)?, x.dims.len())?;
+    one(c.with("GatherElements", &[&x.name, &index.name], vec![int("axis", axis as i64)]))
+}
+
+fn index_select(c: &mut Call<'_>) -> Outcome {
+    let (x, index) = (c.tensor("self")?, c.tensor("index")?);
+    let axis = c.axis(c.int("dim", 0)?, x.dims.len())?;
+    one(c.with("Gather", &[&x.name, &index.name], vec![int("axis", axis as i64)]))
+}
+
+/// Indices of axes, each with its axis.
+fn indices(c: &Call<'_>, x: &Tensor) -> Result<Vec<(usize, Tensor)>, Fault> {
+    let given = c.optionals("indices")?;
+    if given.len() > x.dims.len() {
+        return Err(Fault::Damaged(format!("{} indices of rank {}", given.len(), x.dims.len())));
+    }
+    Ok(given.into_iter().enumerate().filter_map(|(axis, t)| Some((axis, t?))).collect())
+}
+
+/// Indices of several axes, broadcast against each other, `[…, axes]`.
+fn joined(c: &mut Call<'_>, indices: &[(usize, Tensor)]) -> String {
+    let zero = c.integer(0);
+    let wide: Vec<String> = indices.iter().map(|(_, t)| c.cast(&t.name, t.dtype, I64)).collect();
+    // Zeros in the common shape.
+    let mut zeros: Option<String> = None;
+    for name in &wide {
+        let own = c.add("Mul", &[name, &zero]);
+        zeros = Some(match zeros {
+            Some(all) => c.add("Add", &[&all, &own]),
+            None => own,
+        });
+    }
+    let zeros = zeros.unwrap_or(zero);
+    let parts: Vec<String> = wide
+        .iter()
+        .map(|name| {
+            let all = c.add("Add", &[name, &zeros]);
+            c.unsqueeze(&all, &[-1])
+        })
+        .collect();
+    let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+    c.with("Concat", &parts, vec![int("axis", -1)])
+}
+
+/// Rank of what indices are broadcast to.
+fn rank_of(indices: &[(usize, Tensor)]) -> usize {
+    indices.iter().map(|(_, t)| t.dims.len()).max().unwrap_or(0)
+}
+
+fn index(c: &mut Call<'_>) -> Outcome {
+    let x = c.tensor("self")?;
+    let indices = indices(c, &x)?;
+    if indices.iter().any(|(_, t)| t.dtype == BOOL) {
+        return unsupported("an index of booleans, whose result has a size that depends on data,");
+    }
+    match &indices[..] {
+        [] => return one(x.name),
+        [(axis, t)] => {
+            return one(c.with("Gather", &[&x.name, &t.name], vec![int("axis", *axis as i64)]));
+        }
+        _ => {}
+    }
+    let rank = x.dims.len();
+    let axes: Vec<usize> = indices.iter().map(|(axis, _)| *axis).collect();
+    let rest: Vec<usize> = (0..rank).filter(|a| !axes.contains(a)).collect();
+    let perm = [&axes[..], &rest].concat();
+    let in_order = perm.iter().enumerate().all(|(i, p)| i == *p);
+    let turned = if in_order { x.name.clone() } else { c.transpose(&x.name, &perm) };
+    let all = joined(c, &indices);
+    let y = c.add("GatherND", &[&turned, &all]);
+    // The axes of neighboring indices stay in their place; those of others go to the front.
+    let adjacent = axes.windows(2).all(|w| w[1] == w[0] + 1);
+    let (n, first) = (rank_of(&indices), axes[0]);
+    if !adjacent || first == 0 || rest.is_empty() {
+        return one(y);
+    }
+    let place: Vec<usize> = (n..n + first).chain(0..n).chain(n + first..n + rest.len()).collect();
+    one(c.transpose(&y, &place))
+}
+
+fn index_put(c: &mut Call<'_>) -> Outcome {
+    let (x, values) = (c.tensor("self")?, c.tensor("values")?);
+    let accumulates = c.bool("accumulate", false)?;
+    let indices = indices(c, &x)?;
+    if let [(axis, mask)] = &indices[..]
+        && mask.dtype == BOOL
+    {
+        if accumulates || !values.dims.iter().all(|d| *d == Some(1)) {
+            return unsupported("writing several values where a mask is true");
+        }
+        let behind = x.dims.len().saturating_sub(axis + mask.dims.len());
+        let axes: Vec<i64> = (0..behind).map(|i| -1 - i as i64).collect();
+        let keep = if behind == 0 { mask.name.clone() } else { c.unsqueeze(&mask.name, &axes) };
+        let value = c.cast(&values.name, values.dtype, x.dtype);
+        let value = c.reshape(&value, &[]);
+        return one(c.add("Where", &[&keep, &value, &x.name]));
+    }
+    let leading = indices.iter().enumerate().all(|(i, (axis, _))| i == *axis);
+    if !leading || indices.is_empty() || indices.iter().any(|(_, t)| t.dtype == BOOL) {
+        return unsupported("writing at indices of other than the first axes");
+    }
+    let all = joined(c, &indices);
+    let n = rank_of(&indices) as i64;
+    // The values in the shape of what is written.
+    let common = c.with("Shape", &[&all], vec![int("start", 0), int("end", n)]);
+    let rest = c.with("Shape", &[&x.name], vec![int("start", indices.len() as i64)]);
+    let shape = c.with("Concat", &[&common, &rest], vec![int("axis", 0)]);
+    let values = c.cast(&values.name, values.dtype, x.dtype);
+    let values = c.add("Expand", &[&values, &shape]);
+    let how = if accumulates { "add" } else { "none" };
+    one(c.with("ScatterND", &[&x.name, &all, &values], vec![text("reduction", how)]))
+}
+
+fn one_hot(c: &mut Call<'_>) -> Outcome {
+    let x = c.tensor("self")?;
+    let n = c.int("num_classes", -1)?;
+    if n < 1 {
+        return unsupported("a number of classes that depends on data");
+    }
+    let (n, values) = (c.integer(n), c.list(&[0, 1]));
+    one(c.with("OneHot", &[&x.name, &n, &values], vec![int("axis", -1)]))
+}
+
+fn scatter(c: &mut Call<'_>) -> Outcome {
+    let (x, index) = (c.tensor("self")?, c.tensor("index")?);
+    let axis = c.axis(c.int("dim", 0)?, x.dims.len())?;
+    let how = match (c.op, c.text("reduce", "")?.as_str()) {
+        ("scatter_add", _) | (_, "add" | "sum") => "add",
+        (_, "multiply" | "prod") => "mul",
+        (_, "amax") => "max",
+        (_, "amin") => "min",
+        (_, "") => "none",
+        (_, other) => return unsupported(format!("reduce = \"{other}\"")),
+    };
+    if !c.bool("include_self", true)? {
+        return unsupported("include_self = False");
+    }
+    let source = match c.optional("src").ok().flatten() {
+        Some(source) => {
+            if source.dims != index.dims || source.dims.iter().any(Option::is_none) {
+                return unsupported("a source that is larger than its index");
+            }
+            c.cast(&source.name, source.dtype, x.dtype)
+        }
+        None => {
+            let value = c.operand("value")?;
+            let value = c.operand_as(&value, x.dtype);
+            let sizes = c.shape(&index);
+            let shape = c.size_list(&sizes);
+            c.add("Expand", &[&value, &shape])
+        }
+    };
+    let attributes = vec![int("axis", axis as i64), text("reduction", how)];
+    one(c.with("ScatterElements", &[&x.name, &index.name, &source], attributes))
+}
+
+/// The tensor with what lies from `start` to `end` of an axis replaced.
+fn replaced(
+    c: &mut Call<'_>,
+    x: &Tensor,
+    axis: usize,
+    [start, end]: [&Int; 2],
+    new: &str,
+) -> String {
+    let axes = c.list(&[axis as i64]);
+    let (zero, most) = (c.list(&[0]), c.list(&[i64::MAX]));
+    let (start, end) =
+        (c.size_list(std::slice::from_ref(start)), c.size_list(std::slice::from_ref(end)));
+    let before = c.add("Slice", &[&x.name, &zero, &start, &axes]);
+    let after = c.add("Slice", &[&x.name, &end, &most, &axes]);
+    c.with("Concat", &[&before, new, &after], vec![int("axis", axis as i64)])
+}
+
+/// An index from the front.
+fn from_front(c: &mut Call<'_>, index: Int, size: &Int) -> Result<Int, Fault> {
+    match (index.known(), size.known()) {
+        (Some(i), Some(n)) => {
+            Ok(Int::Known(if i < 0 { i.saturating_add(n).max(0) } else { i.min(n) }))
+        }
+        (Some(i), None) if i < 0 => symbols::of(c, Function::Add, &index, size),
+        (Some(i64::MAX), None) => Ok(size.clone()),
+        _ => Ok(index),
+    }
+}
+
+fn slice_scatter(c: &mut Call<'_>) -> Outcome {
+    let (x, source) = (c.tensor("self")?, c.tensor("src")?);
+    let axis = c.axis(c.int("dim", 0)?, x.dims.len())?;
+    if c.int("step", 1)? != 1 {
+        return unsupported("a step");
+    }
+    let size = c.size_of(&x, axis);
+    let start = c.int_given("start")?.unwrap_or(Int::Known(0));
+    let end = c.int_given("end")?.unwrap_or(Int::Known(i64::MAX));
+    let (start, end) = (from_front(c, start, &size)?, from_front(c, end, &size)?);
+    let new = c.cast(&source.name, source.dtype, x.dtype);
+    let y = replaced(c, &x, axis, [&start, &end], &new);
+    one(y)
+}
+
+fn select_scatter(c: &mut Call<'_>) -> Outcome {
+    let (x, source) = (c.tensor("self")?, c.tensor("src")?);
+    let axis = c.axis(c.int("dim", 0)?, x.dims.len())?;
+    let size = c.size_of(&x, axis);
+    let start = c.int_given("index")?.unwrap_or(Int::Known(0));
+    let start = from_front(c, start, &size)?;
+    let end = symbols::of(c, Function::Add, &start, &Int::Known(1))?;
+    let new = c.cast(&source.name, source.dtype, x.dtype);
+    let new = c.unsqueeze(&new, &[axis as i64]);
+    let y = replaced(c, &x, axis, [&start, &end], &new);
+    one(y)
+}
