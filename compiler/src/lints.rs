@@ -31,7 +31,10 @@ pub fn forward(
         })
     };
     let c = config;
-    let decoupled = matches!(c.optimizer.kind, OptimizerKind::Adamw | OptimizerKind::Lion);
+    let decoupled = matches!(
+        c.optimizer.kind,
+        OptimizerKind::Adamw | OptimizerKind::Lion | OptimizerKind::Muon
+    );
     let facts = Facts {
         target,
         compute: c.precision.compute,

@@ -8,7 +8,7 @@ use crate::config::choices;
 use crate::losses;
 use crate::metrics;
 use crate::target::Backend;
-use frit_ir::ops::{OptimizerKind, ScheduleKind};
+use frit_ir::ops::{MuonRule, OptimizerKind, ScheduleKind};
 use frit_ir::plan::Strategy;
 use frit_ir::{Code, DType, Diagnostic};
 use frit_passes::adapter::{self, Lora};
@@ -58,6 +58,7 @@ pub struct Options {
     accumulation: usize,
     scaling: LossScaling,
     optimizer: OptimizerKind,
+    muon: MuonRule,
     schedule: ScheduleKind,
     hypers: BTreeMap<&'static str, f64>,
     groups: ParamGroups,
@@ -109,6 +110,7 @@ pub fn training(o: &Options, capacity: f64) -> Vec<Box<dyn Pass>> {
         Box::new(LossScalePass { scaling: o.scaling }),
         Box::new(Update {
             optimizer: o.optimizer,
+            muon: o.muon,
             schedule: o.schedule,
             hypers: o.hypers.clone(),
             groups: o.groups.clone(),
@@ -321,6 +323,11 @@ impl Options {
             accumulation: c.run.accumulation,
             scaling: scaling(c),
             optimizer: c.optimizer.kind,
+            muon: MuonRule {
+                nesterov: c.optimizer.muon_nesterov,
+                ns_steps: c.optimizer.muon_ns_steps,
+                adjust_lr: c.optimizer.muon_adjust_lr,
+            },
             schedule: c.schedule.kind,
             hypers: hypers(c),
             groups: groups(c),
@@ -415,13 +422,21 @@ fn autocast(config: &Config) -> Autocast {
 fn hypers(config: &Config) -> BTreeMap<&'static str, f64> {
     let mut hypers = config.numbers();
     let [beta1, beta2] = config.optimizer.betas;
+    let [a, b, c] = config.optimizer.muon_ns_coefficients;
     hypers.extend([("optimizer.beta1", beta1), ("optimizer.beta2", beta2)]);
+    hypers.extend([
+        ("optimizer.muon_ns_a", a),
+        ("optimizer.muon_ns_b", b),
+        ("optimizer.muon_ns_c", c),
+    ]);
     hypers
 }
 
 fn groups(config: &Config) -> ParamGroups {
     ParamGroups {
         only_matrices_decay: config.optimizer.decay == choices::Decay::Matrices,
+        adamw_lr: config.optimizer.adamw_lr,
+        adamw_weight_decay: config.optimizer.adamw_weight_decay,
         groups: config.optimizer.groups.clone(),
     }
 }

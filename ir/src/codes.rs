@@ -81,6 +81,7 @@ codes! {
     LossScaleUnusable = "E063": "the loss scale is not positive and finite in f32", "set `precision.loss_scale` to a positive finite number", "configurations";
     NothingTrains = "E064": "no parameter trains: all are frozen, or no gradient reaches any", "check `params.trainable` and `params.frozen`, and what the model multiplies by zero, clips or detaches", "configurations";
     ShardingPattern = "E066": "a pattern or number of `[sharding]` matches no unit or module, or does not divide the ranks", "the message lists the valid ones", "configurations";
+    MuonMatrices = "E068": "Muon is to step a parameter that is not a matrix", "let the pattern of the `[[optimizer.group]]` cover matrices alone", "muon_steps_matrices_alone";
     TooManyLossElements = "E071": "a step sums more loss elements than an f64 can count exactly", "lower `run.accumulation` or `sharding.ranks`", "configurations";
     ParameterDtype = "E080": "a sharded parameter is not f32", "export the model with float32 weights", "models_and_command_lines";
     PlanTooLarge = "E081": "the parameters of a unit, or the memory of a rank, are larger than a plan can describe: 2^39 elements, 2^50 bytes", "correct the shapes, use more ranks, or set `sharding.wrap` to smaller units", "models_and_command_lines";
@@ -129,6 +130,7 @@ codes! {
     NoGradientPath = "W061": "parameters listed as trainable receive no gradient", "the notes say where the path ends", "parameters_without_a_gradient_are_named_with_where_it_ends";
     GroupCoversNothing = "W066": "a parameter group matches no parameter", "`frit inspect --view units` lists the names", "patterns_that_cover_nothing_are_said_with_the_nearest_names";
     PatternCoversNothing = "W067": "a pattern of `[params]` matches no parameter", "the help names the nearest names", "patterns_that_cover_nothing_are_said_with_the_nearest_names";
+    MuonStepsNothing = "W068": "with `optimizer.kind = \"muon\"`, no parameter is a matrix of a hidden layer: AdamW steps all", "set `optimizer.kind = \"adamw\"`, or name matrices in an `[[optimizer.group]]`", "muon_steps_matrices_alone";
     Interpreted = "W098": "operations have no kernel and run in the IR interpreter, which is slow", "report the model", "what_has_no_kernel_is_the_interpreters_and_is_warned_of";
     RandomInInference = "W110": "the exported model draws random numbers in inference", "remove the random operators from the module", "whatever_trains_is_exported_in_inference_mode";
     BatchStatisticsInInference = "W111": "a normalization of the exported model uses batch statistics in inference", "give it running statistics", "whatever_trains_is_exported_in_inference_mode";
@@ -198,6 +200,7 @@ codes! {
     FirstValues = "P316": "optimizer state and step counts are initially zero, the loss scale positive", "", "inputs_and_first_values_are_what_the_tasks_need";
     MovingAverage = "P317": "with a moving average, every trainable group has one averaging step, after the optimizer step and with the same finite flag", "", "averages_and_parameter_groups";
     ParameterCopies = "P318": "every copy of parameters in another dtype is written once per step, whole, by the optimizer step of its group, as the cast of the new parameters; nothing else writes these parameters", "", "copies_of_parameters";
+    MuonParts = "P319": "Muon steps each matrix of a group once, along the whole of its momentum orthogonalized, at the rate of its shape; its momentum is of the gradient, factor and finite flag that were checked", "", "steps_of_muon";
     EvaluationWrites = "P401": "an evaluation writes nothing that outlives the phase except its outputs and statistics", "", "broken_evaluations_are_found";
     EvaluationIncomplete = "P402": "every output and all statistics are written completely", "", "broken_evaluations_are_found";
     EvaluationSums = "P403": "with several ranks, the statistics are summed over ranks exactly once", "", "broken_evaluations_are_found";

@@ -6,7 +6,7 @@ use crate::{Graph, Op};
 ///
 /// Leaves say so themselves; `all_gather` ends it, `reduce_scatter` begins it, other operations hand on
 /// what any of their operands is, except `grad_stats`, whose result is a partial sum, and the state of an
-/// optimizer that does not act by element, which every rank holds whole.
+/// optimizer that has not an element per element of the parameter, which every rank holds whole.
 pub fn sharded_values(graph: &Graph) -> Vec<bool> {
     let mut sharded = vec![false; graph.n_values()];
     for (_, node) in graph.nodes() {
@@ -22,7 +22,7 @@ pub fn sharded_values(graph: &Graph) -> Vec<bool> {
             sharded[output.0 as usize] = result;
         }
         if let Op::OptimizerStep(step) = &node.op
-            && !step.kind.is_elementwise()
+            && !step.kind.has_states_by_element()
         {
             node.outputs[1..].iter().for_each(|state| sharded[state.0 as usize] = false);
         }

@@ -5,6 +5,10 @@ use crate::checkpoint::Checkpoint;
 use frit_ir::nearest::alike;
 use frit_ir::plan::Plan;
 
+/// Those that may be negative: coefficients of a polynomial. All others are rates, factors or numbers of steps.
+const OF_EITHER_SIGN: [&str; 3] =
+    ["optimizer.muon_ns_a", "optimizer.muon_ns_b", "optimizer.muon_ns_c"];
+
 /// Checks hyper-parameters given to a run.
 ///
 /// # Errors
@@ -25,8 +29,8 @@ pub(crate) fn check(plan: &Plan, hyper: &[(String, f64)]) -> Result<(), RunError
             };
             return Err(RunError::Hyper { name: name.clone(), remedy, known: known.join(", ") });
         }
-        // Each is a rate, a factor or a number of steps.
-        if !(value.is_finite() && *value >= 0.0) {
+        let fits = *value >= 0.0 || OF_EITHER_SIGN.contains(&name.as_str());
+        if !(value.is_finite() && fits) {
             return Err(RunError::HyperValue { name: name.clone(), value: *value });
         }
     }

@@ -35,6 +35,7 @@ fn parameters_begin_where_16_bytes_are_read_at_once() {
         &["precision.compute=fp32", "sharding.param_dtype=bf16"],
         &["precision.compute=fp32", "sharding.reduce_dtype=bf16"],
         &["precision.compute=bf16", "sharding.strategy=no_shard", "optimizer.kind=adafactor"],
+        &["precision.compute=fp32", "optimizer.kind=muon"],
     ] {
         let settings =
             [&["target.device=cuda", "target.arch=sm_80", "sharding.ranks=2"], settings].concat();

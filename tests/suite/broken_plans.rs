@@ -368,6 +368,108 @@ fn steps_of_adafactor() {
 }
 
 #[test]
+fn steps_of_muon() {
+    fn reads<'a>(p: &'a mut Plan, op: &str) -> &'a mut Vec<Place> {
+        match &mut kernel(p, op).action {
+            Action::Kernel { reads, .. } => reads,
+            _ => unreachable!("a kernel"),
+        }
+    }
+    /// The buffer of a hyper-parameter, as an operand.
+    fn hyper(p: &Plan, name: &str) -> BufferId {
+        p.hyper.iter().find(|h| h.name == name).expect("a hyper-parameter").buffer
+    }
+    fn replace(p: &mut Plan, from: &str, to: &str) {
+        let (from, to) = (hyper(p, from), hyper(p, to));
+        for task in p.tasks.iter_mut() {
+            if let Action::Kernel { reads, .. } = &mut task.action {
+                reads.iter_mut().filter(|r| r.buffer == from).for_each(|r| r.buffer = to);
+            }
+        }
+    }
+    fn is_direction(a: &Action) -> bool {
+        matches!(a, Action::AllGather { send, .. } if send.ty.dtype == DType::BF16)
+    }
+    /// The kernels that mix matrices, of the last iteration of a matrix first.
+    fn mixes(p: &mut Plan) -> Vec<&mut frit_ir::plan::Task> {
+        let ops = |k: &Kernel| {
+            let nodes = k.body.nodes().map(|(_, n)| n.op.name());
+            nodes.filter(|name| *name != "input").collect::<Vec<_>>()
+        };
+        let is_mix = |k: &Kernel| ops(k) == ["cast", "mul", "add", "cast"];
+        let kernels: TiVec<KernelId, bool> = p.kernels.iter().map(is_mix).collect();
+        let runs = |a: &Action| matches!(a, Action::Kernel { kernel, .. } if kernels[*kernel]);
+        p.tasks.iter_mut().rev().filter(|t| runs(&t.action)).collect()
+    }
+    let cases: [(&str, Break); 16] = [
+        // Momentum of another gradient, scaled by something else, clipped by something else, with another momentum.
+        ("P319", |p| {
+            let read = reads(p, "muon_momentum")[0].clone();
+            let alike = |g: &&frit_ir::plan::GradientSpec| g.place != read && g.place.ty == read.ty;
+            let other = p.gradients.iter().find(alike).expect("blocks are alike").place.clone();
+            reads(p, "muon_momentum")[0] = other;
+        }),
+        ("P319", |p| {
+            let reads = reads(p, "muon_momentum");
+            reads[4] = reads[2].clone();
+        }),
+        ("P319", |p| {
+            let reads = reads(p, "muon_momentum");
+            reads[5] = reads[2].clone();
+        }),
+        ("P319", |p| replace(p, "optimizer.clip_grad_value", "optimizer.muon_momentum")),
+        ("P319", |p| replace(p, "optimizer.muon_momentum", "optimizer.lr")),
+        // No momentum, no step, no orthogonalization, no part of the whole.
+        ("P319", |p| drop_task(kernel(p, "muon_momentum"))),
+        ("P302", |p| drop_task(kernel(p, "muon_step"))),
+        ("P319", |p| drop_task(mixes(p).remove(0))),
+        ("P319", |p| drop_task(task(p, |a| matches!(a, Action::Reshard { .. })))),
+        ("P319", |p| drop_task(task(p, is_direction))),
+        // Another coefficient, least norm, or whether the step is skipped.
+        ("P319", |p| replace(p, "optimizer.muon_ns_a", "optimizer.muon_ns_c")),
+        ("P319", |p| replace(p, "optimizer.muon_ns_eps", "optimizer.eps")),
+        ("P319", |p| {
+            let other = reads(p, "muon_momentum")[2].clone();
+            let flag = reads(p, "muon_step").last_mut().expect("a flag");
+            *flag = other;
+        }),
+        // An iteration less.
+        ("P319", |p| {
+            let mut mixes = mixes(p);
+            let [last, before] = [0, 1].map(|i| mixes[i].action.clone());
+            let (Action::Kernel { writes: to, .. }, Action::Kernel { kernel, reads, .. }) =
+                (last, before)
+            else {
+                unreachable!("kernels");
+            };
+            mixes[0].action = Action::Kernel { kernel, reads, writes: to };
+        }),
+        // The rates of another rule.
+        ("P319", |p| {
+            let of = |k: &&mut Kernel| k.body.nodes().any(|(_, n)| n.op.name() == "muon_step");
+            let step = p.kernels.iter_mut().find(of).expect("a step");
+            let text = step.body.to_string();
+            let text = text.replace("original", "match_rms_adamw");
+            let body = frit_ir::text::parse(&text).expect("a body");
+            *step = Kernel::new(step.name.clone(), body, step.entry.clone());
+        }),
+        // The part of another rank, or of the momentum that is not orthogonalized.
+        ("P319", |p| {
+            let sent = match &task(p, is_direction).action {
+                Action::AllGather { send, .. } => send.clone(),
+                _ => unreachable!("a gather"),
+            };
+            reads(p, "muon_step")[1] = sent;
+        }),
+    ];
+    let plan = gpt2(&["precision.compute=fp32", "optimizer.kind=muon"]);
+    for (i, (code, change)) in cases.into_iter().enumerate() {
+        let codes = codes(&plan, change);
+        assert!(codes.iter().any(|c| c == code), "case {i}: {code}: found {codes:?}");
+    }
+}
+
+#[test]
 fn the_factor_of_every_gradient() {
     let accumulating = gpt2(&["precision.compute=fp16", "run.accumulation=2"]);
     let cases: [(&str, Break); 4] = [

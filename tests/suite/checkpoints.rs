@@ -81,6 +81,7 @@ fn resumed_training_is_bit_for_bit_the_uninterrupted_one() {
         ),
         ("gpt2", 2, &["sharding.ranks=2", "precision.compute=fp8", "run.accumulation=2"]),
         ("gpt2", 2, &["sharding.ranks=3", "optimizer.kind=adafactor"]),
+        ("gpt2", 2, &["sharding.ranks=3", "optimizer.kind=muon"]),
         ("dropout", 4, &["sharding.ranks=2"]),
         ("resnet", 4, &["model.batch_norm=train"]),
     ] {
@@ -137,6 +138,7 @@ fn checkpoints_move_between_world_sizes_and_strategies() {
         ],
     );
     moves(&["optimizer.kind=adafactor"], &[(1, &[]), (3, &[]), (2, no_shard), (4, hybrid)]);
+    moves(&["optimizer.kind=muon"], &[(1, &[]), (3, &[]), (2, no_shard), (4, hybrid)]);
 }
 
 /// Half of the way on four ranks, a quarter on others, and the rest on four.

@@ -328,6 +328,8 @@ fn every_operation_of_models_is_in_the_table() {
                 "enter_precision",
                 "grad_stats",
                 "hyper",
+                "muon_momentum",
+                "muon_step",
                 "input",
                 "learning_rate",
                 "leave_precision",

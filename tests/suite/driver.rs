@@ -220,6 +220,14 @@ fn llama_trains_as_on_the_cpu() {
     check("llama", &["precision.compute=bf16"], 1, 2e-4);
 }
 
+/// What Muon orthogonalizes is gathered from the ranks; AdamW steps the rest in a launch of its own.
+#[test]
+fn muon_trains_as_on_the_cpu() {
+    for ranks in [1, 2] {
+        check("mlp", &["precision.compute=bf16", "optimizer.kind=muon"], ranks, 2e-3);
+    }
+}
+
 #[test]
 fn resnet_trains_as_on_the_cpu() {
     check("resnet", &["precision.compute=fp32"], 1, 1e-3);

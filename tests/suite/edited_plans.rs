@@ -248,7 +248,13 @@ fn words_that_no_plan_knows_are_refused() {
 /// Every state, and every metric of an evaluation, is read back from its text.
 #[test]
 fn names_are_read_back() {
-    let states = ["adam_m", "rng", "adafactor_v.fc.weight", "buffer_change.bn.running_mean"];
+    let states = [
+        "adam_m",
+        "muon_momentum",
+        "rng",
+        "adafactor_v.fc.weight",
+        "buffer_change.bn.running_mean",
+    ];
     for text in states {
         assert_eq!(text.parse::<StateName>().expect(text).to_string(), text);
     }

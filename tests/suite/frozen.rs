@@ -37,7 +37,7 @@ const FACTORS: [&[&str]; 9] = [
         "precision.compute=bf16-pure",
         "sharding.param_dtype=bf16",
     ],
-    &["optimizer.ema=0", "optimizer.ema=0.9", "optimizer.kind=adafactor"],
+    &["optimizer.ema=0", "optimizer.ema=0.9", "optimizer.kind=adafactor", "optimizer.kind=muon"],
 ];
 const MODEL: usize = 0;
 const GROUPS: usize = 1;

@@ -48,6 +48,7 @@ mod machine;
 mod memory;
 mod mesh;
 mod metrics;
+mod muon;
 mod mutants;
 mod numerics;
 mod offload;

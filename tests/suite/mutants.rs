@@ -58,7 +58,7 @@ fn plans() -> Vec<Planned> {
     let dir = tempfile::tempdir().expect("a directory");
     let model = dir.path().join("model.json");
     std::fs::write(&model, MODEL).expect("written");
-    let settings: [&[&str]; 12] = [
+    let settings: [&[&str]; 13] = [
         &["sharding.ranks=3", "precision.compute=fp32"],
         &["sharding.ranks=3", "precision.compute=bf16", "run.accumulation=2"],
         &["sharding.ranks=3", "precision.compute=fp16", "sharding.strategy=no_shard"],
@@ -72,6 +72,7 @@ fn plans() -> Vec<Planned> {
             "optimizer.kind=momentum",
         ],
         &["sharding.ranks=3", "precision.compute=fp32", "optimizer.kind=adafactor"],
+        &["sharding.ranks=3", "precision.compute=fp32", "optimizer.kind=muon"],
         &["sharding.ranks=4", "precision.compute=bf16", "sharding.reshard_after_forward=2"],
         &["sharding.ranks=3", "memory.offload=parameters", "optimizer.ema=0.9"],
         &["sharding.ranks=1", "memory.offload=parameters", "run.accumulation=2"],

@@ -80,6 +80,8 @@ fn training_is_bit_identical_with_everything_else_that_a_step_may_do() {
         ("gpt2", &["sharding.ranks=4", "sharding.reshard_after_forward=2"]),
         ("mlp", &["sharding.ranks=2", "optimizer.kind=adafactor"]),
         ("gpt2", &["sharding.ranks=1", "optimizer.kind=adafactor", "optimizer.ema=0.9"]),
+        ("gpt2", &["sharding.ranks=2", "optimizer.kind=muon", "optimizer.ema=0.9"]),
+        ("gpt2", &["sharding.ranks=1", "optimizer.kind=muon"]),
         ("mlp", &["sharding.ranks=3", "optimizer.kind=sgd", "optimizer.decay=matrices"]),
         ("t5", &["sharding.ranks=2", "sharding.wrap=size=20000"]),
         ("resnet", &["sharding.ranks=1", "model.batch_norm=train"]),

@@ -102,6 +102,7 @@ fn the_plans_that_are_checked_on_a_gpu_use_every_source_and_operation() {
     add(launches_of("tests/models/resnet/model.onnx", 4, &wide));
     let adafactor = ["optimizer.kind=adafactor"];
     add(launches_of("tests/models/gpt2/model.onnx", 4, &adafactor));
+    add(launches_of("tests/models/gpt2/model.onnx", 4, &["optimizer.kind=muon"]));
     let fp8 = ["precision.compute=fp8", "target.arch=sm_90"];
     add(launches_of("tests/models/gpt2/model.onnx", 4, &fp8));
     for model in ["attention_heads", "operations"] {
@@ -200,7 +201,7 @@ fn nothing_is_interpreted_that_has_a_kernel() {
         ("mlp", &["precision.compute=fp32"][..]),
         ("gpt2", &["precision.compute=bf16", "sharding.ranks=2"]),
         ("llama", &["precision.compute=bf16", "optimizer.kind=adafactor"]),
-        ("bert", &["precision.compute=fp16"]),
+        ("bert", &["precision.compute=fp16", "optimizer.kind=muon"]),
         ("t5", &["precision.compute=bf16", "memory.recompute=unit"]),
         ("moe_dispatch", &["precision.compute=bf16"]),
         ("lstm", &["precision.compute=fp32"]),

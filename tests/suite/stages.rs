@@ -39,6 +39,7 @@ fn schedules() {
     for (name, settings) in [
         ("reshard", ["sharding.ranks=4", "sharding.reshard_after_forward=2"]),
         ("adafactor", ["sharding.ranks=2", "optimizer.kind=adafactor"]),
+        ("muon", ["sharding.ranks=2", "optimizer.kind=muon"]),
     ] {
         let plan = path(name);
         let mut args = vec!["compile", &model, "--bind", "batch=2", "-o", &plan];

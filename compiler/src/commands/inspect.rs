@@ -11,8 +11,10 @@ use crate::plan_dir;
 use crate::policy::{self, Policy};
 use crate::predict;
 use crate::render::{bytes, launches, table};
-use frit_ir::ops::ParamKind;
-use frit_ir::plan::{Action, DeviceType, KernelId, ParamHome, Plan, Task, TaskId};
+use frit_ir::ops::{ParamKind, StateName};
+use frit_ir::plan::{
+    Action, DeviceType, Group, KernelId, ParamHome, ParamSpec, Plan, Task, TaskId,
+};
 use frit_ir::{Code, Diagnostic, Op};
 use frit_runtime::numerics::{Format, NumericsFile};
 use serde_json::{Value, json};
@@ -320,7 +322,7 @@ fn units(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
             Some((&*origin.source, why))
         })
         .collect();
-    let row = |p: &frit_ir::plan::ParamSpec| {
+    let row = |p: &ParamSpec| {
         let (unit, held) = match p.home {
             ParamHome::Group { group, .. } => {
                 let group = &plan.groups[group];
@@ -329,7 +331,7 @@ fn units(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
             ParamHome::Buffer(_) => ("replicated".into(), p.ty.dtype.name()),
             ParamHome::Unused => ("unused".into(), ""),
         };
-        let kind = format!("{:?}", p.kind).to_lowercase();
+        let kind = format!("{:?}{}", p.kind, optimizer_of(plan, p)).to_lowercase();
         let place = placed.get(p.name.as_str()).map_or(String::new(), |why| why.to_string());
         let held = held.to_string();
         vec![p.name.clone(), p.ty.to_string(), held, unit, place, kind, p.reason.clone()]
@@ -338,6 +340,21 @@ fn units(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
         vec!["parameter", "type", "held", "unit", "because", "kind", "reason"],
         plan.params.iter().map(row).collect(),
     )
+}
+
+/// `, muon` or `, adamw` where a plan has both.
+fn optimizer_of(plan: &Plan, param: &ParamSpec) -> &'static str {
+    let is_muon = |g: &Group| g.states.iter().any(|s| s.name == StateName::MuonMomentum);
+    match param.home {
+        ParamHome::Group { group, .. } if plan.groups.iter().any(is_muon) => {
+            match &plan.groups[group] {
+                group if !group.trainable => "",
+                group if is_muon(group) => ", muon",
+                _ => ", adamw",
+            }
+        }
+        _ => "",
+    }
 }
 
 /// Initializers that became constants, and why.

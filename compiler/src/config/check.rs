@@ -3,15 +3,21 @@
 use super::Config;
 use super::kind::AUTO;
 use crate::diagnostics::Report;
-use frit_ir::ops::ScheduleKind;
+use frit_ir::ops::{OptimizerKind, ScheduleKind};
 use frit_ir::plan::Strategy;
 use frit_ir::{Code, DType, Diagnostic};
 use frit_passes::offload::Offload;
 
 /// Contradictions among valid values.
 pub(super) fn check(config: &Config) -> Report {
-    let found =
-        [schedule(config), one_cycle_warm_up(config), fp8(config), offload(config), group(config)];
+    let found = [
+        schedule(config),
+        one_cycle_warm_up(config),
+        fp8(config),
+        offload(config),
+        group(config),
+        muon(config),
+    ];
     Report { diagnostics: found.into_iter().flatten().collect() }
 }
 
@@ -81,6 +87,24 @@ fn offload(config: &Config) -> Option<Diagnostic> {
         let help = "sharding.cpu_offload means memory.offload = \"parameters\"; set one of the two";
         wrong(message, help)
     })
+}
+
+/// What has a meaning only beside Muon.
+fn muon(config: &Config) -> Option<Diagnostic> {
+    let o = &config.optimizer;
+    if o.kind == OptimizerKind::Muon {
+        return None;
+    }
+    let groups = || o.groups.iter().any(|g| g.kind.is_some());
+    let key = [
+        ("optimizer.adamw_lr", o.adamw_lr.is_some()),
+        ("optimizer.adamw_weight_decay", o.adamw_weight_decay.is_some()),
+        ("kind` of `[[optimizer.group]]", groups()),
+    ];
+    let (key, _) = key.into_iter().find(|(_, set)| *set)?;
+    let kind = o.kind.word();
+    let help = "it says what AdamW steps beside Muon; set optimizer.kind = \"muon\", or remove it";
+    Some(wrong(format!("`{key}` has no effect with `optimizer.kind` = \"{kind}\""), help))
 }
 
 /// A group of ranks that is missing, does not fit, or has no meaning.

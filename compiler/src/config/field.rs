@@ -5,7 +5,7 @@ use super::choices::{
 };
 use super::kind::{AUTO, COUNT, INF, Kind, Value, float_name};
 use frit_ir::DType;
-use frit_ir::ops::{OptimizerKind, ScheduleKind};
+use frit_ir::ops::{AdjustLr, OptimizerKind, ScheduleKind};
 use frit_ir::plan::{DeviceType, Strategy};
 use frit_passes::loss::LossKind;
 use frit_passes::offload::Offload;
@@ -163,6 +163,35 @@ impl Field for [f64; 2] {
     }
 }
 
+impl Field for [f64; 3] {
+    const KIND: Kind = Kind::Triple;
+
+    fn get(value: &Value) -> Option<Self> {
+        if let Value::Triple(triple) = value { Some(*triple) } else { None }
+    }
+
+    fn put(&self) -> Value {
+        Value::Triple(*self)
+    }
+}
+
+/// `"auto"`, or a number of at least 0.
+impl Field for Option<f64> {
+    const KIND: Kind = Kind::ChoiceOrNumber(&[AUTO], 0.0, INF);
+
+    fn get(value: &Value) -> Option<Self> {
+        match value {
+            Value::Number(x) => Some(Some(*x)),
+            Value::Text(_) => Some(None),
+            _ => None,
+        }
+    }
+
+    fn put(&self) -> Value {
+        self.map_or_else(|| Value::Text(AUTO.into()), Value::Number)
+    }
+}
+
 impl Field for Vec<String> {
     const KIND: Kind = Kind::List;
 
@@ -298,6 +327,6 @@ macro_rules! words {
 }
 
 words! {
-    AdapterKind BackwardPrefetch BatchNorm Decay DeviceType FrozenDtype LossKind Offload OptimizerKind PadMode Prefetch Reduction
+    AdapterKind AdjustLr BackwardPrefetch BatchNorm Decay DeviceType FrozenDtype LossKind Offload OptimizerKind PadMode Prefetch Reduction
     Residual ScheduleKind Strategy Targets
 }

@@ -1,7 +1,7 @@
 //! The text of `--help-config` and of docs/configuration.md.
 
 use super::keys::sections;
-use super::kind::{INF, Kind};
+use super::kind::{GROUP_KINDS, INF, Kind};
 use std::fmt::Write;
 
 /// A list of tables, whose entries have keys of their own.
@@ -40,12 +40,13 @@ pub(super) const TABLES: [Table; 2] = [
             ("scope", Kind::Text),
             ("lr", Kind::Number(0.0, INF)),
             ("weight_decay", Kind::Number(0.0, INF)),
+            ("kind", Kind::Choice(GROUP_KINDS)),
         ],
         required: &["scope"],
-        any: &["lr", "weight_decay"],
-        example: "scope = \"h.*.mlp.**\", and lr = 1e-4 or weight_decay = 0.0 or both",
-        doc: "settings of the parameters whose name or scope matches the pattern; the \
-              last match wins",
+        any: &["lr", "weight_decay", "kind"],
+        example: "scope = \"h.*.mlp.**\", and lr = 1e-4, weight_decay = 0.0, kind = \"adamw\" or several of them",
+        doc: "settings of the parameters whose name or scope matches the pattern, and with \
+              optimizer.kind = \"muon\" which of its two optimizers steps them; the last match wins",
     },
 ];
 

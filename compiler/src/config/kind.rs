@@ -8,6 +8,9 @@ pub(super) const TINY: f64 = f32::MIN_POSITIVE as f64;
 /// Most micro-steps of a step, and most of anything else that is counted within one.
 pub(super) const COUNT: u64 = 1 << 20;
 
+/// The optimizers among which a parameter group chooses.
+pub(super) const GROUP_KINDS: &[&str] = &["muon", "adamw"];
+
 /// The word that leaves a choice to the compiler.
 pub(super) const AUTO: &str = "auto";
 
@@ -37,6 +40,8 @@ pub enum Kind {
     Bytes(&'static [&'static str]),
     /// Two numbers, each in `[0, 1)`.
     Pair,
+    /// Three numbers of either sign.
+    Triple,
     /// A list of texts.
     List,
     /// A list of texts, or a whole number N, which is read as the text `**=N`.
@@ -58,6 +63,8 @@ pub enum Value {
     Text(String),
     /// Two numbers.
     Pair([f64; 2]),
+    /// Three numbers.
+    Triple([f64; 3]),
     /// A list of texts.
     List(Vec<String>),
 }
@@ -103,18 +110,16 @@ impl Kind {
                 Some(s) => bytes(s).map(Value::Number),
                 None => number.filter(|x| within(*x, 0.0, 1e18)).map(Value::Number),
             },
-            Kind::Pair => value.as_array().and_then(|list| {
-                let list: Option<Vec<f64>> = list
-                    .iter()
-                    .map(|v| v.as_float().or(v.as_integer().map(|i| i as f64)))
-                    .collect();
-                match list?.as_slice() {
-                    &[a, b] if [a, b].iter().all(|x| (0.0..1.0).contains(x)) => {
-                        Some(Value::Pair([a, b]))
-                    }
-                    _ => None,
-                }
-            }),
+            Kind::Pair => {
+                let pair: [f64; 2] = numbers(value)?.try_into().ok()?;
+                let fits = pair.iter().all(|x| (0.0..1.0).contains(x));
+                fits.then_some(Value::Pair(pair))
+            }
+            Kind::Triple => {
+                let triple: [f64; 3] = numbers(value)?.try_into().ok()?;
+                let fits = triple.iter().all(|x| within(x.abs(), 0.0, INF));
+                fits.then_some(Value::Triple(triple))
+            }
             Kind::List => texts(value),
             Kind::ListOrInteger => match whole(value) {
                 Some(n) => Some(Value::List(vec![format!("**={n}")])),
@@ -154,6 +159,7 @@ impl Kind {
             }
             Kind::Bytes(words) => format!("{} or bytes such as \"24GiB\"", list(words)),
             Kind::Pair => "two numbers from 0 to below 1".into(),
+            Kind::Triple => "three numbers".into(),
             Kind::List => "a list of strings".into(),
             Kind::ListOrInteger => "a list of strings or a whole number".into(),
         }
@@ -167,6 +173,11 @@ fn whole(value: &toml::Value) -> Option<i64> {
         toml::Value::Float(x) if x.fract() == 0.0 && x.abs() < 9e15 => Some(*x as i64),
         _ => None,
     }
+}
+
+fn numbers(value: &toml::Value) -> Option<Vec<f64>> {
+    let number = |v: &toml::Value| v.as_float().or(v.as_integer().map(|i| i as f64));
+    value.as_array()?.iter().map(number).collect()
 }
 
 fn texts(value: &toml::Value) -> Option<Value> {
@@ -227,6 +238,9 @@ impl Value {
             Value::Boolean(b) => b.to_string(),
             Value::Text(s) => toml::Value::String(s.clone()).to_string(),
             Value::Pair([a, b]) => format!("[{}, {}]", number(*a), number(*b)),
+            Value::Triple([a, b, c]) => {
+                format!("[{}, {}, {}]", number(*a), number(*b), number(*c))
+            }
             Value::List(list) => {
                 let list: Vec<String> =
                     list.iter().map(|s| toml::Value::String(s.clone()).to_string()).collect();

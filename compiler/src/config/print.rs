@@ -42,6 +42,7 @@ fn tables(config: &Config, section: &str) -> Vec<String> {
                         ("scope", Some(text(&g.scope))),
                         ("lr", g.lr.map(Value::Number)),
                         ("weight_decay", g.weight_decay.map(Value::Number)),
+                        ("kind", g.kind.map(|kind| kind.put())),
                     ],
                 )
             };

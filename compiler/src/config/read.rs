@@ -2,10 +2,11 @@
 
 use super::Values;
 use super::keys::find;
-use super::kind::{Value, float_name};
+use super::kind::{GROUP_KINDS, Value, float_name};
 use super::sections::KEYS;
 use crate::diagnostics::Report;
 use frit_ir::nearest::alike;
+use frit_ir::ops::OptimizerKind;
 use frit_ir::{Code, DType, Diagnostic};
 use frit_passes::autocast::Override;
 use frit_passes::update::ParamGroup;
@@ -99,7 +100,8 @@ fn plain(source: &Source<'_>, span: Range<usize>) -> Option<toml::Value> {
 }
 
 const OVERRIDE: &str = "write scope = \"h.*.attn\" or op = \"softmax\", and dtype = \"fp32\"";
-const GROUP: &str = "write scope = \"h.*.mlp.**\", and lr = 1e-4 or weight_decay = 0.0";
+const GROUP: &str =
+    "write scope = \"h.*.mlp.**\", and lr = 1e-4, weight_decay = 0.0 or kind = \"adamw\"";
 
 fn read_group(source: &Source<'_>, value: &DeValue<'_>) -> Result<ParamGroup, String> {
     let DeValue::Table(table) = value else {
@@ -124,12 +126,18 @@ fn read_group(source: &Source<'_>, value: &DeValue<'_>) -> Result<ParamGroup, St
             }
             "lr" => found.lr = number()?,
             "weight_decay" => found.weight_decay = number()?,
+            "kind" => {
+                let word = value.as_ref().and_then(|v| v.as_str());
+                let kind = word.filter(|w| GROUP_KINDS.contains(w)).and_then(OptimizerKind::of);
+                found.kind = Some(kind.ok_or("`kind` must be \"muon\" or \"adamw\"")?);
+            }
             other => return Err(format!("unknown key `{other}` of `optimizer.group`")),
         }
     }
-    match (found.scope.is_empty(), found.lr.or(found.weight_decay)) {
+    let given = found.lr.is_some() || found.weight_decay.is_some() || found.kind.is_some();
+    match (found.scope.is_empty(), given) {
         (true, _) => Err("`scope` is missing".into()),
-        (_, None) => Err("neither `lr` nor `weight_decay` is given".into()),
+        (_, false) => Err("none of `lr`, `weight_decay` and `kind` is given".into()),
         _ => Ok(found),
     }
 }

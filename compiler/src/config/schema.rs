@@ -85,6 +85,10 @@ fn of(kind: Kind) -> Value {
             let number = json!({ "type": "number", "minimum": 0, "exclusiveMaximum": 1 });
             json!({ "type": "array", "items": number, "minItems": 2, "maxItems": 2 })
         }
+        Kind::Triple => {
+            let number = json!({ "type": "number" });
+            json!({ "type": "array", "items": number, "minItems": 3, "maxItems": 3 })
+        }
         Kind::List => texts,
         Kind::ListOrInteger => json!({ "anyOf": [texts, integer] }),
     }

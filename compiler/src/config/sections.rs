@@ -9,7 +9,7 @@ use super::kind::Kind::{Float, Integer, ListOrInteger, Number};
 use super::kind::{COUNT, INF, TINY};
 use super::{Key, Values};
 use frit_ir::DType;
-use frit_ir::ops::{OptimizerKind, ScheduleKind};
+use frit_ir::ops::{AdjustLr, OptimizerKind, ScheduleKind};
 use frit_ir::plan::{DeviceType, Strategy};
 use frit_passes::autocast::Override;
 use frit_passes::loss::LossKind;
@@ -140,6 +140,22 @@ declare! {
         relative_eps: f64 = 1e-3,
         /// Adafactor: upper bound of an update's root mean square.
         update_threshold: f64 = 1.0 => Number(TINY, INF),
+        /// Muon: momentum.
+        muon_momentum: f64 = 0.95 => Number(0.0, 1.0),
+        /// Muon: whether the gradient is mixed into the momentum once more.
+        muon_nesterov: bool = true,
+        /// Muon: Newton-Schulz iterations.
+        muon_ns_steps: usize = 5 => Integer(1, 99),
+        /// Muon: coefficients of the iteration, of X, of X·Xᵀ·X and of (X·Xᵀ)²·X.
+        muon_ns_coefficients: [f64; 3] = [3.4445, -4.775, 2.0315],
+        /// Muon: lower bound of the norm by which a matrix is divided first.
+        muon_ns_eps: f64 = 1e-7 => Number(TINY, INF),
+        /// Muon: how the learning rate depends on the shape of a matrix.
+        muon_adjust_lr: AdjustLr = "original",
+        /// Muon: learning rate of the parameters that AdamW steps; `auto` is `lr`.
+        adamw_lr: Option<f64> = "auto",
+        /// Muon: weight decay of the parameters that AdamW steps; `auto` is `weight_decay`.
+        adamw_weight_decay: Option<f64> = "auto",
         /// Parameters that weight decay applies to; `matrices` excludes norms and biases (at most one axis).
         decay: Decay = "all",
         /// Maximum global norm of the gradients; 0 disables clipping.

@@ -18,6 +18,7 @@ mod layout;
 mod leaf;
 mod loss;
 mod matmul;
+mod muon;
 mod norm;
 mod optimizer;
 mod order;

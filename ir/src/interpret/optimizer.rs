@@ -1,7 +1,9 @@
 //! Optimizer steps, moving average, learning rate.
 
 use super::call::{Call, broadcast};
+use super::muon;
 use super::{Evaluate, Evaluated};
+use crate::DType;
 use crate::ops::{ByParamGroup, EmaStep, LearningRate, OptimizerKind, OptimizerStep, ScheduleKind};
 use std::f64::consts::PI;
 
@@ -70,6 +72,21 @@ impl Evaluate for OptimizerStep {
             OptimizerKind::Adafactor => {
                 let scalars = [hyper(0), hyper(1), hyper(2), hyper(3), hyper(4), step];
                 adafactor(call.dims(0), &mut p, &g, &mut states[0], scalars);
+            }
+            OptimizerKind::Muon => {
+                let momentum = &mut states[0];
+                let mut direction = muon::mix(&g, momentum, hyper(1), self.muon.nesterov);
+                let exact = call.exact;
+                let round = |x: f64| if exact { x } else { DType::BF16.round(x) };
+                direction.iter_mut().for_each(|x| *x = round(*x));
+                let (coefficients, eps) = ([2, 3, 4].map(hyper), hyper(5));
+                let dims = [call.dims(0)[0], call.dims(0)[1]];
+                let steps = self.muon.ns_steps;
+                muon::orthogonalize(&mut direction, dims, (coefficients, eps, steps), round);
+                let ratio = self.muon.adjust_lr.ratio(shape);
+                for i in 0..p.len() {
+                    p[i] = p[i] * (1.0 - lr[i] * decay[i]) - lr[i] * ratio * direction[i];
+                }
             }
             OptimizerKind::Lion => {
                 let [beta1, beta2] = [1, 2].map(hyper);

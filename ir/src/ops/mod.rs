@@ -17,6 +17,7 @@ pub mod leaf;
 pub mod linear;
 pub mod loss;
 pub mod matmul;
+pub mod muon;
 pub mod norm;
 pub(crate) mod number;
 mod operation;
@@ -50,6 +51,7 @@ pub use leaf::{Constant, Hyper, Init, Input, Param, ParamKind, State};
 pub use linear::Linear;
 pub use loss::{CrossEntropy, CrossEntropyGrad};
 pub use matmul::MatMul;
+pub use muon::{AdjustLr, MuonMomentum, MuonRule, MuonStep};
 pub use norm::{LayerNorm, LayerNormGradAffine, LayerNormGradInput};
 pub use norm::{RmsNorm, RmsNormGradInput, RmsNormGradScale};
 pub(crate) use operation::{Operation, elements};
@@ -304,6 +306,10 @@ operations! {
         OptimizerStep(OptimizerStep) = "optimizer_step",
         /// A part of Adafactor's step for the elements that a rank holds; see [`adafactor`].
         Adafactor(Adafactor) = "adafactor",
+        /// The momentum of gradients that Muon orthogonalizes; see [`muon`].
+        MuonMomentum(MuonMomentum) = "muon_momentum",
+        /// The step along orthogonalized momentum; see [`muon`].
+        MuonStep(MuonStep) = "muon_step",
         /// A product with a constant in another element type: a gradient for and after its exchange.
         ScaledCast(ScaledCast) = "scaled_cast",
         /// A value quantized to an 8-bit float; see [`quantize`].

@@ -3,6 +3,7 @@
 //! If `found_inf` is not 0, every result equals its operand bit for bit. `step` is the number of steps taken
 //! before this one.
 
+use super::muon::MuonRule;
 use super::training::scalars;
 use super::{
     Inferred, Linear, OpError, Operation, Precision, StateName, arity, elements, float, shape_is,
@@ -32,6 +33,9 @@ crate::choices! {
         /// Adafactor (Shazeer & Stern 2018), as `torch.optim.Adafactor`. Its one state has not the parameter's
         /// shape, see [`OptimizerKind::state_shape`].
         Adafactor = "adafactor",
+        /// Muon (Jordan et al. 2024), as `torch.optim.Muon`: along the momentum of a matrix, orthogonalized in bf16 by
+        /// Newton-Schulz iterations, with decoupled weight decay; see [`super::muon`].
+        Muon = "muon",
     }
 }
 
@@ -44,6 +48,7 @@ impl OptimizerKind {
             OptimizerKind::Momentum | OptimizerKind::Nesterov => vec![StateName::Momentum],
             OptimizerKind::Lion => vec![StateName::LionM],
             OptimizerKind::Adafactor => vec![StateName::AdafactorV(param.into())],
+            OptimizerKind::Muon => vec![StateName::MuonMomentum],
         }
     }
 
@@ -58,6 +63,11 @@ impl OptimizerKind {
 
     /// Whether a step acts on each element by itself, so that parameters can be stepped in parts.
     pub fn is_elementwise(self) -> bool {
+        !matches!(self, OptimizerKind::Adafactor | OptimizerKind::Muon)
+    }
+
+    /// Whether its states have an element per element of the parameter, so that they are part of flat groups.
+    pub fn has_states_by_element(self) -> bool {
         self != OptimizerKind::Adafactor
     }
 
@@ -103,6 +113,15 @@ impl OptimizerKind {
             OptimizerKind::Lion => {
                 &["optimizer.lr", "optimizer.beta1", "optimizer.beta2", "optimizer.weight_decay"]
             }
+            OptimizerKind::Muon => &[
+                "optimizer.lr",
+                "optimizer.muon_momentum",
+                "optimizer.muon_ns_a",
+                "optimizer.muon_ns_b",
+                "optimizer.muon_ns_c",
+                "optimizer.muon_ns_eps",
+                "optimizer.weight_decay",
+            ],
         }
     }
 
@@ -122,17 +141,30 @@ impl OptimizerKind {
 pub struct OptimizerStep {
     /// Which optimizer.
     pub kind: OptimizerKind,
+    /// More about `muon`.
+    #[serde(default, skip_serializing_if = "MuonRule::is_default")]
+    pub muon: MuonRule,
+}
+
+impl OptimizerStep {
+    /// A step of this optimizer; by `muon` with its default rule.
+    pub fn of(kind: OptimizerKind) -> OptimizerStep {
+        OptimizerStep { kind, muon: MuonRule::default() }
+    }
 }
 
 impl Operation for OptimizerStep {
     fn examples() -> Vec<Self> {
-        vec![OptimizerStep { kind: OptimizerKind::Adamw }]
+        vec![OptimizerStep::of(OptimizerKind::Adamw)]
     }
 
     fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         let states = self.kind.n_states();
         arity(inputs, 2 + states + self.kind.n_scalars())?;
         let (tensors, rest) = inputs.split_at(2 + states);
+        if self.kind == OptimizerKind::Muon && tensors[0].shape.rank() != 2 {
+            return Err(OpError::new("muon steps matrices only"));
+        }
         let state = self.kind.state_shape(&tensors[0].shape);
         for (i, ty) in tensors.iter().enumerate() {
             float(ty, "parameter, gradient and state")?;
@@ -152,7 +184,16 @@ impl Operation for OptimizerStep {
     }
 
     fn flops(&self, inputs: &[&TensorType], _: &[&TensorType]) -> u64 {
-        15 * elements(inputs)
+        let n = elements(inputs);
+        match (self.kind, inputs[0].shape.dims()) {
+            (OptimizerKind::Muon, &[rows, cols]) => {
+                let least = rows.min(cols) as u64;
+                let matmuls = n.saturating_mul(4).saturating_add(least.saturating_mul(2 * least));
+                let iteration = matmuls.saturating_mul(least);
+                iteration.saturating_mul(self.muon.ns_steps as u64).saturating_add(12 * n)
+            }
+            _ => 15 * n,
+        }
     }
 
     fn precision(&self) -> Precision {

@@ -16,6 +16,8 @@ pub enum StateName {
     Momentum,
     /// Momentum of Lion.
     LionM,
+    /// Momentum of Muon.
+    MuonMomentum,
     /// Second moment of Adafactor of the parameter of this name.
     AdafactorV(String),
     /// Moving average of a parameter.
@@ -41,11 +43,12 @@ pub enum StateName {
 }
 
 /// Those that are of no parameter or buffer.
-const PLAIN: [StateName; 13] = [
+const PLAIN: [StateName; 14] = [
     StateName::AdamM,
     StateName::AdamV,
     StateName::Momentum,
     StateName::LionM,
+    StateName::MuonMomentum,
     StateName::Ema,
     StateName::GradSum,
     StateName::LossSum,
@@ -65,6 +68,7 @@ impl StateName {
             StateName::AdamV => "adam_v",
             StateName::Momentum => "momentum",
             StateName::LionM => "lion_m",
+            StateName::MuonMomentum => "muon_momentum",
             StateName::AdafactorV(_) => "adafactor_v",
             StateName::Ema => "ema",
             StateName::GradSum => "grad_sum",
@@ -87,8 +91,8 @@ impl StateName {
 
     /// Whether it has one element per parameter element, so that its layout is that of the flat group.
     pub fn is_per_element(&self) -> bool {
-        use StateName::{AdamM, AdamV, Ema, GradSum, LionM, Momentum};
-        matches!(self, AdamM | AdamV | Momentum | LionM | Ema | GradSum)
+        use StateName::{AdamM, AdamV, Ema, GradSum, LionM, Momentum, MuonMomentum};
+        matches!(self, AdamM | AdamV | Momentum | LionM | MuonMomentum | Ema | GradSum)
     }
 }
 

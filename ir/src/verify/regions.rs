@@ -34,6 +34,8 @@ pub(super) fn check(graph: &Graph, report: &mut Report) {
             Op::Unscale(_)
                 | Op::OptimizerStep(_)
                 | Op::Adafactor(_)
+                | Op::MuonMomentum(_)
+                | Op::MuonStep(_)
                 | Op::EmaStep
                 | Op::UpdateLossScale(_)
                 | Op::UpdateStep

@@ -86,7 +86,7 @@ fn uses(graph: &Graph, node: &Node, is_sharded: &impl Fn(ValueId) -> bool, repor
     }
     let shape = &graph.ty(first).shape;
     let whole_states = match &node.op {
-        Op::OptimizerStep(op) if !op.kind.is_elementwise() => 2..2 + op.kind.n_states(),
+        Op::OptimizerStep(op) if !op.kind.has_states_by_element() => 2..2 + op.kind.n_states(),
         _ => 0..0,
     };
     for (i, input) in node.inputs.iter().enumerate().filter(|_| elementwise) {

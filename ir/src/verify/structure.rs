@@ -152,6 +152,8 @@ fn body(graph: &Graph, origin: &Origin, report: &mut Report) {
                 | Op::AllReduce(_)
                 | Op::OptimizerStep(_)
                 | Op::Adafactor(_)
+                | Op::MuonMomentum(_)
+                | Op::MuonStep(_)
                 | Op::EmaStep
                 | Op::Fusion(_)
         );

@@ -135,7 +135,7 @@ impl<'a> Lowering<'a> {
         node.inputs[usize::from(self.is_grad_sum_state(node.inputs[0]))]
     }
 
-    fn unit_name(&self, group: GroupId) -> String {
+    pub(super) fn unit_name(&self, group: GroupId) -> String {
         self.plan.units[self.plan.groups[group].unit].name.clone()
     }
 

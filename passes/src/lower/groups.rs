@@ -1,4 +1,4 @@
-//! Flat groups: parameters of one unit with the same training settings that are stored in the same dtype and are
+//! Flat groups: parameters of one unit with the same optimizer that are stored in the same dtype and are
 //! gathered in the same dtypes, contiguous and sorted by their hyper-parameters. Each starts at a multiple of 16 bytes
 //! in the narrowest dtype in which it is stored, gathered or cast, and has room behind it for the zeros with which it is padded;
 //! the group is padded to a multiple of 128 bytes per rank. Padding is zero and stays zero.
@@ -15,7 +15,7 @@ use frit_ir::plan::{
 };
 use frit_ir::shape::MAX_ELEMENTS;
 use frit_ir::{Code, DType, Diagnostic, Op, TensorType, ValueId};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// Alignment of parameters in bytes, in the narrowest dtype of their group.
 pub(super) const PARAM_ALIGNMENT: usize = 16;
@@ -50,8 +50,8 @@ impl Lowering<'_> {
         let trains = !is_evaluation(graph);
         let trained = self.options.trained.map(groups_by_name).unwrap_or_default();
         let mut shared: BTreeMap<GroupId, HashMap<String, ParamId>> = BTreeMap::new();
-        // By unit, whether frozen, and the dtypes in which it is held and gathered.
-        type Key = (UnitId, bool, DType, BTreeSet<DType>);
+        // By unit, whether frozen, whether Muon steps them, and the dtypes in which they are held and gathered.
+        type Key = (UnitId, bool, bool, DType, BTreeSet<DType>);
         let mut members: BTreeMap<Key, Vec<ParamId>> = BTreeMap::new();
         for (value, param) in graph.params() {
             let index = self.plan.params.next_key();
@@ -70,7 +70,9 @@ impl Lowering<'_> {
                     let trainable = trains && param.kind == ParamKind::Trainable;
                     let dtypes = dtypes.get(&param.name).cloned().unwrap_or_default();
                     let held = graph.ty(value).dtype;
-                    members.entry((unit, !trainable, held, dtypes)).or_default().push(index);
+                    let muon = self.param_groups.is_muon(&param.name);
+                    let key = (unit, !trainable, muon, held, dtypes);
+                    members.entry(key).or_default().push(index);
                 }
             }
             self.plan.params.push(ParamSpec {
@@ -88,9 +90,9 @@ impl Lowering<'_> {
         }
         let sharded: HashMap<String, bool> =
             graph.params().map(|(_, p)| (p.name.clone(), p.sharded)).collect();
-        let updated =
-            Updated { states: self.state_names(), by_parameter: self.steps_by_parameter() };
-        for ((unit, frozen, held, dtypes), mut params) in members {
+        for ((unit, frozen, muon, held, dtypes), mut params) in members {
+            let by_parameter = self.steps_by_parameter();
+            let updated = Updated { states: self.state_names(&params), by_parameter };
             // Parameters with the same hyper-parameters are contiguous and, within them, those that are cast together.
             let is_cast =
                 |p: &ParamId| self.cast_dtypes.contains_key(self.plan.params[*p].name.as_str());
@@ -99,6 +101,8 @@ impl Lowering<'_> {
                 .iter()
                 .filter_map(|p| self.cast_dtypes.get(self.plan.params[*p].name.as_str()));
             let narrowest = narrowest.flatten().chain(&dtypes).map(|d| d.size());
+            // Muon works on matrices in bf16.
+            let narrowest = narrowest.chain(muon.then_some(DType::BF16.size()));
             let narrowest = narrowest.fold(held.size(), usize::min);
             let sharded = sharded[&self.plan.params[params[0]].name];
             let gathered = dtypes.into_iter().collect();
@@ -232,13 +236,14 @@ impl Lowering<'_> {
         changes.filter_map(group).collect()
     }
 
-    /// Names and initial values of the state of parameters, in order of appearance, and whether it is sharded like
+    /// Names and initial values of the state of these parameters, in order of appearance, and whether it is sharded like
     /// them.
-    fn state_names(&self) -> Vec<(StateName, f64, bool)> {
+    fn state_names(&self, params: &[ParamId]) -> Vec<(StateName, f64, bool)> {
+        let of: HashSet<&str> = params.iter().map(|p| self.plan.params[*p].name.as_str()).collect();
         let mut names: Vec<(StateName, f64, bool)> = Vec::new();
         for (_, node) in self.graph.nodes() {
             if let Op::State(s) = &node.op
-                && s.of.is_some()
+                && s.of.as_deref().is_some_and(|name| of.contains(name))
                 && names.iter().all(|(n, ..)| *n != s.name)
             {
                 names.push((s.name.clone(), s.init, s.sharded));

@@ -19,6 +19,7 @@ mod groups;
 mod in_place;
 mod kernels;
 mod leaves;
+mod muon;
 mod optimizer;
 mod padding;
 mod parts;
@@ -249,6 +250,8 @@ struct Lowering<'a> {
     stepped: HashMap<(GroupId, &'static str), usize>,
     /// Sums over ranks that Adafactor's steps read, by group and segment.
     adafactor: HashMap<(GroupId, usize), adafactor::Summed>,
+    /// The directions in which Muon steps each group.
+    muon: HashMap<GroupId, Place>,
 }
 
 impl<'a> Lowering<'a> {
@@ -335,6 +338,7 @@ impl<'a> Lowering<'a> {
             averages: vec![],
             stepped: HashMap::new(),
             adafactor: HashMap::new(),
+            muon: HashMap::new(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Lowers the optimizer step and the moving average of a flat group, once all of its parameters have been visited.
 
 use super::{Lowering, body, internal};
-use frit_ir::ops::{ByParamGroup, Concat, FusionKind, Input, Slice, StateName};
+use frit_ir::ops::{ByParamGroup, Concat, FusionKind, Input, OptimizerKind, Slice, StateName};
 use frit_ir::plan::{BufferClass, BufferId, Group, GroupId, KernelKind, ParamGroup, Place};
 use frit_ir::{
     DType, Diagnostic, Graph, Node, Op, Origin, OutputKind, Region, TensorType, ValueId,
@@ -24,24 +24,36 @@ pub(super) struct Step<'a> {
 pub(super) struct ParamGroups {
     /// Learning rate and weight decay.
     pub(super) hypers: Vec<[ValueId; 2]>,
+    /// The factor of the learning rate that depends on a parameter's shape.
+    ratios: Vec<f64>,
     of: HashMap<String, usize>,
+    /// The optimizer of each parameter.
+    kinds: HashMap<String, OptimizerKind>,
 }
 
 impl ParamGroups {
     pub(super) fn new(graph: &Graph) -> Self {
         let mut groups = ParamGroups::default();
         for (_, node) in graph.nodes() {
-            let Op::OptimizerStep(_) = &node.op else { continue };
+            let Op::OptimizerStep(step) = &node.op else { continue };
             let Op::Param(param) = &graph.def(node.inputs[0]).op else { continue };
-            let hypers = own(node);
-            let found = groups.hypers.iter().position(|h| *h == hypers);
+            let (hypers, ratio) = (own(node), ParamGroups::ratio(graph, node));
+            let mut known = groups.hypers.iter().zip(&groups.ratios);
+            let found = known.position(|(h, r)| (*h, *r) == (hypers, ratio));
             let group = found.unwrap_or_else(|| {
                 groups.hypers.push(hypers);
+                groups.ratios.push(ratio);
                 groups.hypers.len() - 1
             });
             groups.of.insert(param.name.clone(), group);
+            groups.kinds.insert(param.name.clone(), step.kind);
         }
         groups
+    }
+
+    /// Whether Muon steps a parameter.
+    pub(super) fn is_muon(&self, param: &str) -> bool {
+        self.kinds.get(param) == Some(&OptimizerKind::Muon)
     }
 
     /// The number of a parameter's parameter group; frozen parameters have the first.
@@ -75,14 +87,18 @@ impl<'a> Lowering<'a> {
     }
 
     /// Whether this is the last node of its kind that belongs to the group.
-    fn is_last(&mut self, group: GroupId, node: &Node) -> bool {
+    pub(super) fn is_last(&mut self, group: GroupId, node: &Node) -> bool {
         let seen = self.stepped.entry((group, node.op.name())).or_default();
         *seen += 1;
         *seen == self.plan.groups[group].segments.len()
     }
 
     /// This rank's part of the group's state `name`.
-    fn group_state(&self, group: GroupId, name: &StateName) -> Result<Place, Diagnostic> {
+    pub(super) fn group_state(
+        &self,
+        group: GroupId,
+        name: &StateName,
+    ) -> Result<Place, Diagnostic> {
         let found = self.plan.groups[group].states.iter().find(|s| s.name == *name);
         let found = found.ok_or_else(|| internal(format!("state `{name}` has no buffer")))?;
         Ok(Place { buffer: found.buffer, offset: 0, ty: self.part(group, DType::F32) })
@@ -99,8 +115,10 @@ impl<'a> Lowering<'a> {
         };
         let name = self.param_of(node.inputs[0], node)?;
         let (group, segment) = self.group_of[&name];
-        if !step.kind.is_elementwise() {
-            return self.adafactor_step(group, segment, node);
+        match step.kind {
+            OptimizerKind::Adafactor => return self.adafactor_step(group, segment, node),
+            OptimizerKind::Muon => return self.muon_step(group, node),
+            _ => {}
         }
         if !self.is_last(group, node) {
             return Ok(());
@@ -209,16 +227,8 @@ impl<'a> Lowering<'a> {
                 continue;
             };
             let values: Vec<ValueId> = groups.iter().map(|g| g[which]).collect();
-            let values = self.vector(&values, node)?;
-            let all = body.input(values.ty.clone())?;
-            reads.push(values);
-            let mut by_param_group = vec![body.element(all, 0)?];
-            for i in 1..groups.len() {
-                by_param_group.push(body.element(table, i - 1)?);
-                by_param_group.push(body.element(all, i)?);
-            }
-            let len = self.plan.groups[group].shard_numel;
-            operands.push(body.add(Op::ByParamGroup(ByParamGroup { len }), &by_param_group)?[0]);
+            let table = (group, Some(table));
+            operands.push(self.varying(&mut body, &mut reads, table, &values, node)?);
         }
         let results = body.add(node.op.clone(), &operands)?;
         let mut body = body.done(&results);
@@ -227,14 +237,62 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
+    /// The operand of a step that has one of these values for each parameter group of a flat group, whose table of offsets is
+    /// in the body if there are several.
+    pub(super) fn varying(
+        &mut self,
+        body: &mut Body,
+        reads: &mut Vec<Place>,
+        (group, table): (GroupId, Option<ValueId>),
+        values: &[ValueId],
+        node: &Node,
+    ) -> Result<ValueId, Diagnostic> {
+        let differ = values.iter().any(|v| *v != values[0]);
+        let Some(table) = table.filter(|_| differ) else {
+            let place = self.place(values[0])?;
+            let value = body.input(place.ty.clone())?;
+            reads.push(place);
+            return Ok(value);
+        };
+        let place = self.vector(values, node)?;
+        let all = body.input(place.ty.clone())?;
+        reads.push(place);
+        self.choice(body, (group, table), |body, i| body.element(all, i))
+    }
+
+    /// For each element of a group the value of its parameter group, by its number.
+    pub(super) fn choice(
+        &self,
+        body: &mut Body,
+        (group, table): (GroupId, ValueId),
+        mut value: impl FnMut(&mut Body, usize) -> Result<ValueId, Diagnostic>,
+    ) -> Result<ValueId, Diagnostic> {
+        let mut operands = vec![value(body, 0)?];
+        for i in 1..self.plan.groups[group].param_groups.len() {
+            operands.push(body.element(table, i - 1)?);
+            operands.push(value(body, i)?);
+        }
+        let len = self.plan.groups[group].shard_numel;
+        Ok(body.add(Op::ByParamGroup(ByParamGroup { len }), &operands)?[0])
+    }
+
     /// Learning rate and weight decay of each parameter group of a flat group.
-    fn hypers_of(&self, group: GroupId) -> Vec<[ValueId; 2]> {
+    pub(super) fn hypers_of(&self, group: GroupId) -> Vec<[ValueId; 2]> {
+        self.numbers_of(group).map(|i| self.param_groups.hypers[i]).collect()
+    }
+
+    /// The factor of the learning rate of each parameter group of a flat group.
+    pub(super) fn ratios_of(&self, group: GroupId) -> Vec<f64> {
+        self.numbers_of(group).map(|i| self.param_groups.ratios[i]).collect()
+    }
+
+    fn numbers_of(&self, group: GroupId) -> impl Iterator<Item = usize> {
         let group = &self.plan.groups[group];
-        let number = |g: &ParamGroup| {
+        let number = move |g: &ParamGroup| {
             let segment = group.segments.iter().find(|s| s.offset >= g.offset);
             segment.map_or(0, |s| self.param_groups.of(&self.plan.params[s.param].name))
         };
-        group.param_groups.iter().map(|g| self.param_groups.hypers[number(g)]).collect()
+        group.param_groups.iter().map(number)
     }
 
     /// Packs scalars into a vector.
@@ -272,33 +330,33 @@ impl<'a> Lowering<'a> {
     }
 }
 
-fn types(places: &[Place]) -> Vec<TensorType> {
+pub(super) fn types(places: &[Place]) -> Vec<TensorType> {
     places.iter().map(|p| p.ty.clone()).collect()
 }
 
 /// The table of parameter groups of a group that has several.
-fn param_group_offsets(group: &Group) -> Option<Place> {
+pub(super) fn param_group_offsets(group: &Group) -> Option<Place> {
     let ty = TensorType::new(DType::I64, [group.param_groups.len().saturating_sub(1)]);
     group.param_group_offsets.map(|buffer| Place { buffer, offset: 0, ty })
 }
 
 /// Builder for a kernel body.
-struct Body {
+pub(super) struct Body {
     graph: Graph,
     n_inputs: usize,
 }
 
 impl Body {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Body { graph: Graph::new("kernel"), n_inputs: 0 }
     }
 
-    fn add(&mut self, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, Diagnostic> {
+    pub(super) fn add(&mut self, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, Diagnostic> {
         let added = self.graph.add(op, inputs, Origin::none(), Region::Forward);
         added.map_err(crate::pass::bug("lower"))
     }
 
-    fn input(&mut self, ty: TensorType) -> Result<ValueId, Diagnostic> {
+    pub(super) fn input(&mut self, ty: TensorType) -> Result<ValueId, Diagnostic> {
         let name = self.n_inputs.to_string();
         self.n_inputs += 1;
         Ok(self.add(Op::Input(Input { name, ty }), &[])?[0])
@@ -310,7 +368,7 @@ impl Body {
         Ok(self.add(Op::Slice(slice), &[vector])?[0])
     }
 
-    fn done(mut self, results: &[ValueId]) -> Graph {
+    pub(super) fn done(mut self, results: &[ValueId]) -> Graph {
         for (i, result) in results.iter().enumerate() {
             self.graph.add_output(&i.to_string(), *result, OutputKind::Result);
         }

@@ -1,5 +1,6 @@
-//! Parameter groups: parameters with their own learning rate or weight decay.
+//! Parameter groups: parameters with their own learning rate, weight decay, or optimizer.
 
+use frit_ir::ops::OptimizerKind;
 use frit_ir::pattern;
 
 /// Settings for the parameters that a pattern covers.
@@ -11,6 +12,8 @@ pub struct ParamGroup {
     pub lr: Option<f64>,
     /// Weight decay.
     pub weight_decay: Option<f64>,
+    /// With `muon`, which of its two optimizers.
+    pub kind: Option<OptimizerKind>,
 }
 
 /// All groups. The settings of a later group take precedence.
@@ -18,6 +21,10 @@ pub struct ParamGroup {
 pub struct ParamGroups {
     /// Whether parameters of at most one axis (norms and biases) are not decayed, unless a group says so.
     pub only_matrices_decay: bool,
+    /// With `muon`, learning rate and weight decay of the parameters that AdamW steps; those of all if absent.
+    pub adamw_lr: Option<f64>,
+    /// See `adamw_lr`.
+    pub adamw_weight_decay: Option<f64>,
     /// The groups.
     pub groups: Vec<ParamGroup>,
 }
@@ -33,9 +40,14 @@ pub(super) struct Settings {
 }
 
 impl ParamGroups {
-    /// The settings of the parameter of this name and rank.
-    pub(super) fn of(&self, name: &str, rank: usize) -> Settings {
+    /// The settings of the parameter of this name and rank, which `kind` steps.
+    pub(super) fn of(&self, name: &str, rank: usize, kind: OptimizerKind) -> Settings {
         let mut settings = Settings::default();
+        if kind == OptimizerKind::Adamw {
+            let keyed = |key: &str, x: Option<f64>| Some((format!("optimizer.{key}"), x?));
+            settings.lr = keyed("adamw_lr", self.adamw_lr);
+            settings.weight_decay = keyed("adamw_weight_decay", self.adamw_weight_decay);
+        }
         if self.only_matrices_decay && rank <= 1 {
             settings.weight_decay = Some(("optimizer.weight_decay_of_vectors".into(), 0.0));
         }
@@ -49,6 +61,11 @@ impl ParamGroups {
             }
         }
         settings
+    }
+
+    /// The optimizer that the last group to say so names for a parameter.
+    pub(super) fn kind_of(&self, name: &str) -> Option<OptimizerKind> {
+        self.groups.iter().rev().filter(|g| g.covers(name)).find_map(|g| g.kind)
     }
 }
 
@@ -65,7 +82,7 @@ mod tests {
     use super::*;
 
     fn group(scope: &str, lr: Option<f64>, weight_decay: Option<f64>) -> ParamGroup {
-        ParamGroup { scope: scope.into(), lr, weight_decay }
+        ParamGroup { scope: scope.into(), lr, weight_decay, kind: None }
     }
 
     #[test]
@@ -77,9 +94,10 @@ mod tests {
                 group("**.bias", None, Some(0.25)),
                 group("h.1", Some(0.125), Some(0.0)),
             ],
+            ..ParamGroups::default()
         };
         let of = |name, rank| {
-            let found = groups.of(name, rank);
+            let found = groups.of(name, rank, OptimizerKind::Sgd);
             (found.lr.map(|x| x.1), found.weight_decay.map(|x| x.1))
         };
         assert_eq!(of("wte", 2), (None, None));
@@ -87,7 +105,28 @@ mod tests {
         assert_eq!(of("h.0.weight", 2), (Some(0.5), None));
         assert_eq!(of("h.0.bias", 1), (Some(0.5), Some(0.25)));
         assert_eq!(of("h.1.bias", 1), (Some(0.125), Some(0.0)));
-        let key = groups.of("h.1.bias", 1).lr.map(|x| x.0);
+        let key = groups.of("h.1.bias", 1, OptimizerKind::Sgd).lr.map(|x| x.0);
         assert_eq!(key.as_deref(), Some("optimizer.group.2.lr"));
+    }
+
+    #[test]
+    fn what_adamw_steps_beside_muon_has_settings_of_its_own() {
+        let kind = |scope: &str, kind| ParamGroup { kind: Some(kind), ..group(scope, None, None) };
+        let groups = ParamGroups {
+            adamw_lr: Some(0.25),
+            groups: vec![
+                kind("**.weight", OptimizerKind::Adamw),
+                kind("h.**", OptimizerKind::Muon),
+                group("h.0", None, Some(0.5)),
+            ],
+            ..ParamGroups::default()
+        };
+        assert_eq!(groups.kind_of("h.0.weight"), Some(OptimizerKind::Muon));
+        assert_eq!(groups.kind_of("head.weight"), Some(OptimizerKind::Adamw));
+        assert_eq!(groups.kind_of("head.bias"), None);
+        let lr = |kind| groups.of("wte", 2, kind).lr;
+        assert_eq!(lr(OptimizerKind::Adamw), Some(("optimizer.adamw_lr".into(), 0.25)));
+        assert_eq!(lr(OptimizerKind::Muon), None);
+        assert_eq!(groups.of("wte", 2, OptimizerKind::Adamw).weight_decay, None);
     }
 }

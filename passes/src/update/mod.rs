@@ -4,7 +4,8 @@
 //! state, metrics `loss`, `grad_norm`, `lr`, `loss_scale`, `found_inf`, `tokens`, and the gradients, in the order in
 //! which `grad_stats` reads them. The concat of [statistics, count, loss sum] is what `shard` sums over ranks. Buffers
 //! that the forward pass updates are averaged over ranks and committed only if the step is taken ([`buffers`]).
-//! Parameters may have a learning rate or weight decay of their own ([`ParamGroups`]).
+//! Parameters may have a learning rate or weight decay of their own ([`ParamGroups`]). With the optimizer `muon` some
+//! are stepped by AdamW ([`muon`]).
 //!
 //! With accumulation, `grad_sum`, `loss_sum` and `loss_count` are states to which every micro-step adds
 //! in region backward. A carry replaces them after each micro-step; the runtime sets these three to
@@ -12,13 +13,14 @@
 
 mod buffers;
 mod groups;
+mod muon;
 
 use crate::loss_scale::LossScaling;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use frit_ir::ops::{
-    BinaryFn, Cast, Concat, Constant, Hyper, LearningRate, Op, OptimizerKind, OptimizerStep,
-    ParamKind, Reshape, ScheduleKind, Split, State, StateName, UpdateLossScale, statistics_dtype,
-    training,
+    BinaryFn, Cast, Concat, Constant, Hyper, LearningRate, MuonRule, Op, OptimizerKind,
+    OptimizerStep, ParamKind, Reshape, ScheduleKind, Split, State, StateName, UpdateLossScale,
+    statistics_dtype, training,
 };
 use frit_ir::plan::MetricName;
 use frit_ir::{
@@ -44,6 +46,8 @@ pub const INFO: PassInfo = PassInfo {
 pub struct Update {
     /// The optimizer.
     pub optimizer: OptimizerKind,
+    /// More about `muon`.
+    pub muon: MuonRule,
     /// The learning rate over time.
     pub schedule: ScheduleKind,
     /// Initial values of hyper-parameters, by key of the configuration.
@@ -92,6 +96,7 @@ impl Pass for Update {
             Op::State(s) if s.name == StateName::LossScale => Some(n.outputs[0]),
             _ => None,
         });
+        let kinds = self.kinds(graph, &names, context)?;
         let buffers = buffers::renewed(graph);
         let rng = graph.nodes().find_map(|(_, n)| match &n.op {
             Op::State(s) if s.name == StateName::Rng => Some(n.outputs[0]),
@@ -143,7 +148,7 @@ impl Pass for Update {
         }
         let staged = self.stage(&mut b, &buffers)?;
         b.origin = Origin::none().by(INFO.name);
-        let found_inf = self.emit_update(&mut b, scale, &gradients, loss, count)?;
+        let found_inf = self.emit_update(&mut b, scale, (&gradients, &kinds), (loss, count))?;
         self.commit(&mut b, &buffers, staged, found_inf)?;
         Ok(Changed::Yes)
     }
@@ -172,9 +177,8 @@ impl Update {
         &self,
         b: &mut Emit<'_>,
         scale: ValueId,
-        gradients: &[(String, ValueId, ValueId)],
-        loss: ValueId,
-        count: ValueId,
+        (gradients, kinds): (&[(String, ValueId, ValueId)], &[OptimizerKind]),
+        (loss, count): (ValueId, ValueId),
     ) -> Result<ValueId, Diagnostic> {
         let values: Vec<ValueId> = gradients.iter().map(|g| g.2).collect();
         let stats = b.update(Op::GradStats, &values)?[0];
@@ -193,11 +197,11 @@ impl Update {
             b.state(&StateName::Step, None, TensorType::scalar(DType::F32), 0.0, Region::Update)?;
         let lr = self.learning_rate(b, "optimizer.lr", None, step)?;
         let common = [self.hyper(b, "optimizer.clip_grad_value")?, step, factor, found_inf];
-        for (name, param, gradient) in gradients {
+        for ((name, param, gradient), &kind) in gradients.iter().zip(kinds) {
             b.origin = b.graph.def(*param).origin.by(INFO.name);
-            let own = self.groups.of(name, b.graph.ty(*param).shape.rank());
-            let scalars = [self.own_hypers(b, &own, step)?, common.to_vec()].concat();
-            let next = self.step(b, name, [*param, *gradient], &scalars)?;
+            let own = self.groups.of(name, b.graph.ty(*param).shape.rank(), kind);
+            let scalars = [self.own_hypers(b, kind, &own, step)?, common.to_vec()].concat();
+            let next = self.step(b, (name, kind), [*param, *gradient], &scalars)?;
             if self.ema {
                 let (dtype, decay) = (b.graph.ty(*param).dtype, self.hyper(b, "optimizer.ema")?);
                 let ty = b.graph.ty(*param).with_dtype(statistics_dtype(dtype));
@@ -258,11 +262,12 @@ impl Update {
     fn own_hypers(
         &self,
         b: &mut Emit<'_>,
+        kind: OptimizerKind,
         own: &Settings,
         step: ValueId,
     ) -> Result<Vec<ValueId>, Diagnostic> {
         let mut values = Vec::new();
-        for &key in self.optimizer.hypers() {
+        for &key in kind.hypers() {
             let value = match (key, &own.lr, &own.weight_decay) {
                 ("optimizer.lr", Some((key, x)), _) => {
                     self.learning_rate(b, key, Some(*x), step)?
@@ -280,21 +285,22 @@ impl Update {
     fn step(
         &self,
         b: &mut Emit<'_>,
-        name: &str,
+        (name, kind): (&str, OptimizerKind),
         [param, gradient]: [ValueId; 2],
         scalars: &[ValueId],
     ) -> Result<ValueId, Diagnostic> {
-        let states = self.optimizer.states(name);
+        let states = kind.states(name);
         let dtype = statistics_dtype(b.graph.ty(param).dtype);
-        let ty = TensorType::new(dtype, self.optimizer.state_shape(&b.graph.ty(param).shape));
-        // The state of an optimizer that is not elementwise is not part of a flat group.
-        let of = self.optimizer.is_elementwise().then_some(name);
+        let ty = TensorType::new(dtype, kind.state_shape(&b.graph.ty(param).shape));
+        // State that has not the parameter's elements is not part of a flat group.
+        let of = kind.has_states_by_element().then_some(name);
         let mut leaves = Vec::new();
         for state in &states {
             leaves.push(b.state(state, of, ty.clone(), 0.0, Region::Update)?);
         }
         let operands = [&[param, gradient][..], &leaves, scalars].concat();
-        let op = Op::OptimizerStep(OptimizerStep { kind: self.optimizer });
+        let muon = if kind == OptimizerKind::Muon { self.muon } else { MuonRule::default() };
+        let op = Op::OptimizerStep(OptimizerStep { kind, muon });
         let results = b.update(op, &operands)?;
         b.graph.add_output(name, results[0], OutputKind::Carry(param));
         for ((state, leaf), next) in states.iter().zip(leaves).zip(&results[1..]) {

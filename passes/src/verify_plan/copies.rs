@@ -59,6 +59,7 @@ fn is_cast_of_step(plan: &Plan, group: GroupId, copy: GroupCopy, task: &Task) ->
     let new = whole(group.master, group.dtype);
     let Some((new, cast)) = new.zip(whole(copy.buffer, copy.dtype)) else { return false };
     let (step, cast) = (body.def(new), body.def(cast));
-    let is_step = matches!(step.op, Op::OptimizerStep(_)) && step.outputs[0] == new;
+    let steps = matches!(step.op, Op::OptimizerStep(_) | Op::MuonStep(_));
+    let is_step = steps && step.outputs[0] == new;
     is_step && matches!(&cast.op, Op::Cast(c) if c.to == copy.dtype) && cast.inputs[0] == new
 }

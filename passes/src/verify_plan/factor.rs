@@ -116,7 +116,7 @@ fn node(node: &Node, values: &[Value], micro_step: u32) -> Result<Value, Problem
             _ => Err(STATISTICS),
         },
         // The decision whether to step, and the step itself: their operands are checked where they are read.
-        Op::GradStats | Op::OptimizerStep(_) | Op::EmaStep => Ok(Value::Free),
+        Op::GradStats | Op::OptimizerStep(_) | Op::MuonMomentum(_) | Op::EmaStep => Ok(Value::Free),
         Op::Constant(c) => {
             Ok(if c.value.as_splat() == Some(0.0) { Value::Zero } else { Value::Free })
         }
@@ -376,6 +376,7 @@ impl Replay<'_> {
             let gradients = match &node.op {
                 Op::GradStats => &node.inputs[..],
                 Op::OptimizerStep(_) | Op::Adafactor(_) => &node.inputs[1..2],
+                Op::MuonMomentum(_) => &node.inputs[..1],
                 _ => continue,
             };
             for gradient in gradients {

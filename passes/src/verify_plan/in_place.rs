@@ -130,5 +130,12 @@ pub(super) fn only_same_element(body: &Graph, i: usize) -> bool {
 
 fn is_elementwise(node: &Node) -> bool {
     node.op.is_pointwise()
-        || matches!(node.op, Op::ScaledCast(_) | Op::OptimizerStep(_) | Op::EmaStep)
+        || matches!(
+            node.op,
+            Op::ScaledCast(_)
+                | Op::OptimizerStep(_)
+                | Op::MuonMomentum(_)
+                | Op::MuonStep(_)
+                | Op::EmaStep
+        )
 }

@@ -8,6 +8,7 @@
 //! - [`factor`]: the factors of loss scale, accumulation and averaging are tracked through the bodies of all kernels.
 //! - [`copies`] P318: copies of parameters in other dtypes are those of the parameters at the end of every step.
 //! - [`adafactor`] P315: the parts of an Adafactor step belong to one parameter.
+//! - [`muon`] P319: Muon steps along whole matrices of the momentum.
 //! - [`magnitudes`] P314: ranks agree on the scales of 8-bit floats.
 //! - [`evaluation`] P4xx: an evaluation changes nothing but its results, and these are complete.
 //! - [`shared`] P405, P406: an evaluation and its training store parameters alike.
@@ -26,6 +27,7 @@ mod in_place;
 mod inputs;
 mod magnitudes;
 mod memory;
+mod muon;
 mod shared;
 mod terms;
 mod training;

@@ -17,7 +17,7 @@
 //! P316  optimizer state and step counts are initially zero, the loss scale positive
 
 use super::host::home;
-use super::{adafactor, broken};
+use super::{adafactor, broken, muon};
 use frit_ir::ops::StateName;
 use frit_ir::plan::{
     Action, BufferId, GroupId, ParamGroup, ParamId, PhaseName, Place, Plan, TaskId, TiSlice, TiVec,
@@ -34,6 +34,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     let mut counted: HashMap<GroupId, usize> = HashMap::new();
     let mut steps: TiVec<GroupId, usize> = vec![0; plan.groups.len()].into();
     let mut averages: TiVec<GroupId, usize> = vec![0; plan.groups.len()].into();
+    let mut matrices = muon::Matrices::new(plan);
     for (i, task) in plan.tasks.iter_enumerated() {
         let Action::Kernel { kernel, reads, writes } = &task.action else { continue };
         let body = &plan.kernels[*kernel].body;
@@ -85,6 +86,17 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                     let checked = unscaled.as_ref().map(|(_, results)| &results[..]);
                     if let Some(group) = adafactor::verify(plan, i, checked, found) {
                         steps[group] += 1;
+                    }
+                }
+                Op::MuonMomentum(_) | Op::MuonStep(_) => {
+                    let used = Used::of(body, node, reads, writes);
+                    let checked = unscaled.as_ref().map(|(_, results)| &results[..]);
+                    match matrices.verify(i, (body, node), &used, checked) {
+                        Ok(Some(group)) => steps[group] += plan.groups[group].segments.len(),
+                        Ok(None) => {}
+                        Err(message) => {
+                            found.push(broken(plan, Code::MuonParts, i, message.into()));
+                        }
                     }
                 }
                 Op::EmaStep => {
@@ -180,13 +192,13 @@ fn first_values(plan: &Plan, found: &mut Vec<Diagnostic>) {
 }
 
 /// The places that one node of a kernel works on; several groups may be stepped by one kernel.
-struct Used<'a> {
+pub(super) struct Used<'a> {
     /// What the node depends on.
-    reads: Vec<&'a Place>,
+    pub(super) reads: Vec<&'a Place>,
     /// Each operand, if it is read from memory.
-    operands: Vec<Option<&'a Place>>,
-    /// Where its first result is written.
-    written: Option<&'a Place>,
+    pub(super) operands: Vec<Option<&'a Place>>,
+    /// Where each result is written, if it is.
+    pub(super) written: Vec<Option<&'a Place>>,
 }
 
 impl<'a> Used<'a> {
@@ -199,11 +211,14 @@ impl<'a> Used<'a> {
                 open.extend(&body.def(value).inputs);
             }
         }
-        let result = body.outputs.iter().position(|o| o.value == node.outputs[0]);
+        let written = |value: &ValueId| {
+            let result = body.outputs.iter().position(|o| o.value == *value);
+            result.and_then(|i| writes.get(i))
+        };
         Used {
             reads: seen.iter().filter_map(|v| at.get(v).copied()).collect(),
             operands: node.inputs.iter().map(|v| at.get(v).copied()).collect(),
-            written: result.and_then(|i| writes.get(i)),
+            written: node.outputs.iter().map(written).collect(),
         }
     }
 }
@@ -216,7 +231,7 @@ fn step(
     steps: &mut TiSlice<GroupId, usize>,
     found: &mut Vec<Diagnostic>,
 ) {
-    let written = used.written.map(|p| home(plan, task, p));
+    let written = used.written[0].map(|p| home(plan, task, p));
     let of = |written: &Place| plan.groups.position(|g| g.master == written.buffer);
     let Some((written, group)) = written.and_then(|w| of(&w).map(|group| (w, group))) else {
         found.push(broken(

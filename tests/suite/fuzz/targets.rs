@@ -79,7 +79,13 @@ const SETTINGS: [&[&str]; 10] = [
         "optimizer.decay=matrices",
         "optimizer.ema=0.9",
     ],
-    &["loss.kind=mse", "precision.pure=true", "sharding.ranks=2", "sharding.prefetch=auto"],
+    &[
+        "loss.kind=mse",
+        "precision.pure=true",
+        "sharding.ranks=2",
+        "sharding.prefetch=auto",
+        "optimizer.kind=muon",
+    ],
     &[
         "loss.kind=mse",
         "model.batch_norm=sync",

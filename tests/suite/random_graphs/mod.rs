@@ -90,7 +90,8 @@ impl Case {
         let r = &mut Random::new(!seed);
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join("model.json"), &model.json).expect("written");
-        let optimizer = r.pick(&["sgd", "momentum", "adamw", "adafactor", "lion", "nesterov"]);
+        let optimizer =
+            r.pick(&["sgd", "momentum", "adamw", "adafactor", "muon", "lion", "nesterov"]);
         let shared: Vec<String> = [
             "loss.kind=mse".to_string(),
             format!("loss.logits={}", model.output),

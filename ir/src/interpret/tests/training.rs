@@ -3,10 +3,10 @@
 use super::{assert_close, eval, eval1, f32s};
 use crate::ops::training::Unscale;
 use crate::ops::{
-    Adafactor, AdafactorPart, ByParamGroup, LearningRate, LossScale, OptimizerKind, OptimizerStep,
-    ScheduleKind, UpdateLossScale,
+    Adafactor, AdafactorPart, AdjustLr, ByParamGroup, LearningRate, LossScale, MuonMomentum,
+    MuonStep, OptimizerKind, OptimizerStep, ScheduleKind, UpdateLossScale,
 };
-use crate::{DType, Op, Tensor};
+use crate::{DType, Op, Tensor, TensorType};
 
 fn scalars(values: &[f64]) -> Vec<Tensor> {
     values.iter().map(|x| Tensor::scalar(*x)).collect()
@@ -52,7 +52,7 @@ fn unscale_and_clip() {
 }
 
 fn step(kind: OptimizerKind, tensors: &[Tensor], rest: &[f64]) -> Vec<Tensor> {
-    eval(Op::OptimizerStep(OptimizerStep { kind }), &[tensors.to_vec(), scalars(rest)].concat())
+    eval(Op::OptimizerStep(OptimizerStep::of(kind)), &[tensors.to_vec(), scalars(rest)].concat())
 }
 
 #[test]
@@ -219,6 +219,57 @@ fn adafactor_in_parts_is_adafactor() {
     }
 }
 
+/// Of rows that are orthogonal and of one length, every element goes the way of the polynomial.
+#[test]
+fn muon_steps_along_a_polynomial_of_singular_values() {
+    let [lr, decay, momentum] = [0.5, 0.25, 0.75];
+    let (a, b, c) = (3.4445, -4.775, 2.0315);
+    for (shape, grad) in [
+        ([2, 3], vec![3.0, 0.0, 0.0, 0.0, 0.0, -3.0]),
+        ([3, 2], vec![3.0, 0.0, 0.0, 0.0, 0.0, -3.0]),
+    ] {
+        let tensors = [f32s(&shape, &[2.0; 6]), f32s(&shape, &grad), f32s(&shape, &[0.0; 6])];
+        let scalars = [lr, momentum, a, b, c, 1e-7, decay, 0.0, 3.0, 0.5, 0.0];
+        let found = step(OptimizerKind::Muon, &tensors, &scalars);
+        let momenta: Vec<f64> = grad.iter().map(|g| (1.0 - momentum) * 0.5 * g).collect();
+        assert_close(&found[1].to_f64s(), &momenta, 1e-6);
+        let mut x = 0.5_f64.sqrt();
+        for _ in 0..5 {
+            x = a * x + b * x.powi(3) + c * x.powi(5);
+        }
+        let ratio = (shape[0] as f64 / shape[1] as f64).max(1.0).sqrt();
+        let along = |g: &f64| if *g == 0.0 { 0.0 } else { g.signum() * x };
+        let expected: Vec<f64> =
+            grad.iter().map(|g| 2.0 * (1.0 - lr * decay) - lr * ratio * along(g)).collect();
+        for (p, expected) in found[0].to_f64s().iter().zip(&expected) {
+            assert!((p - expected).abs() < 0.02, "{shape:?}: {p}, not {expected}");
+        }
+    }
+}
+
+/// Momentum and step of a part are those of the whole.
+#[test]
+fn muon_in_parts_is_muon() {
+    let number = |i: usize, k: usize| ((i * 7919 + k * 31) % 211) as f64 / 100.0 - 1.0;
+    let values = |k| (0..6).map(|i| number(i, k)).collect::<Vec<f64>>();
+    let tensors = [1, 2, 3].map(|k| f32s(&[2, 3], &values(k)));
+    let rest = [0.1, 0.9, 3.0, -3.0, 1.0, 1e-7, 0.5, 0.75, 3.0, 0.5, 0.0];
+    let whole = step(OptimizerKind::Muon, &tensors, &rest);
+    let kept = tensors[1..].to_vec();
+    let mixed = eval(
+        Op::MuonMomentum(MuonMomentum { nesterov: true }),
+        &[kept, scalars(&[0.9, 0.75, 0.5, 0.0])].concat(),
+    );
+    assert_eq!(mixed[0], whole[1]);
+    assert_eq!(mixed[1].dtype(), DType::BF16);
+    // Along nothing, only the decay is left.
+    let nothing = Tensor::splat(TensorType::new(DType::BF16, [2, 3]), 0.0);
+    let op = Op::MuonStep(MuonStep { adjust_lr: AdjustLr::Original });
+    let operands = [vec![tensors[0].clone(), nothing], scalars(&[0.1, 1.0, 0.5, 0.0])].concat();
+    let decayed: Vec<f64> = tensors[0].to_f64s().iter().map(|p| p * 0.95).collect();
+    assert_close(&eval1(op, &operands).to_f64s(), &decayed, 1e-6);
+}
+
 #[test]
 fn the_average_begins_at_the_first_step() {
     let ema = |n: f64, found_inf: f64| {
@@ -246,9 +297,10 @@ fn values_differ_by_param_group() {
 
 #[test]
 fn a_skipped_step_changes_no_bit() {
-    let kept = [f32s(&[1], &[-0.0]), f32s(&[1], &[0.3]), f32s(&[1], &[0.7])];
-    let g = f32s(&[1], &[f64::NAN]);
     for &kind in OptimizerKind::ALL {
+        let shape: &[usize] = if kind == OptimizerKind::Muon { &[1, 1] } else { &[1] };
+        let kept = [f32s(shape, &[-0.0]), f32s(shape, &[0.3]), f32s(shape, &[0.7])];
+        let g = f32s(shape, &[f64::NAN]);
         let n = kind.n_states();
         let tensors = [&kept[..1], std::slice::from_ref(&g), &kept[1..1 + n]].concat();
         let mut rest = vec![0.1; kind.n_scalars()];

@@ -1,7 +1,7 @@
 //! Decomposes optimizer steps and the moving average of parameters into expressions.
 //!
 //! # Source
-//! `torch.optim.AdamW`, `Adam`, `SGD`; Chen et al. 2023 for Lion.
+//! `torch.optim.AdamW`, `Adam`, `SGD`, `Muon`; Chen et al. 2023 for Lion.
 
 use super::composite::{rsqrt, sign};
 use super::expr::{Bin, Dag, Id};
@@ -12,7 +12,7 @@ use frit_ir::ops::{CompareFn, OptimizerKind};
 /// The new values of parameter and state; bit for bit the old ones if `found_inf` is not zero.
 ///
 /// # Errors
-/// Adafactor is no elementwise operation.
+/// Adafactor and Muon are no elementwise operations.
 pub(crate) fn step(
     dag: &mut Dag,
     kind: OptimizerKind,
@@ -60,7 +60,7 @@ pub(crate) fn step(
             };
             vec![descend(dag, param, lr, along), buffer]
         }
-        OptimizerKind::Adafactor => {
+        OptimizerKind::Adafactor | OptimizerKind::Muon => {
             return Err(Unsupported::new("optimizer_step", "it reduces over whole parameters"));
         }
         OptimizerKind::Lion => {
@@ -78,6 +78,37 @@ pub(crate) fn step(
     };
     let old: Vec<Id> = std::iter::once(param).chain(states.iter().copied()).collect();
     Ok(keep_if_skipped(dag, found_inf, &old, new))
+}
+
+/// Muon's momentum, and what is to be orthogonalized; the old momentum and zero if `found_inf` is not zero.
+pub(crate) fn muon_momentum(dag: &mut Dag, nesterov: bool, operands: &[Id]) -> Vec<Id> {
+    let &[grad, momentum, keep, clip, factor, found_inf] = operands else {
+        unreachable!("invariant: inference counted the operands")
+    };
+    let grad = dag.times(grad, factor);
+    let grad = limit(dag, grad, clip);
+    let (zero, one) = (dag.float(0.0), dag.float(1.0));
+    let rest = dag.minus(one, keep);
+    let apart = dag.minus(grad, momentum);
+    let new = dag.fma(rest, apart, momentum);
+    let mixed = if nesterov {
+        let apart = dag.minus(grad, new);
+        dag.fma(rest, apart, new)
+    } else {
+        new
+    };
+    keep_if_skipped(dag, found_inf, &[momentum, zero], vec![new, mixed])
+}
+
+/// The parameter after a step along orthogonalized momentum; bit for bit the old one if `found_inf` is not zero.
+pub(crate) fn muon_step(dag: &mut Dag, operands: &[Id]) -> Id {
+    let &[param, along, lr, ratio, decay, found_inf] = operands else {
+        unreachable!("invariant: inference counted the operands")
+    };
+    let decayed = shrink(dag, param, lr, decay);
+    let rate = dag.times(lr, ratio);
+    let new = descend(dag, decayed, rate, along);
+    keep_if_skipped(dag, found_inf, &[param], vec![new])[0]
 }
 
 /// The new average; bit for bit the old one if `found_inf` is not zero.

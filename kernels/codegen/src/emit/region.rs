@@ -306,7 +306,7 @@ impl<'g> Lowering<'g> {
                 let dtype = body.ty(*node.inputs.last().unwrap_or(&value)).dtype;
                 composite::pointwise(&mut self.dag, op, &operands, dtype).map_err(Stop::from)
             }
-            Op::OptimizerStep(_) | Op::EmaStep => {
+            Op::OptimizerStep(_) | Op::EmaStep | Op::MuonMomentum(_) | Op::MuonStep(_) => {
                 let mut operands = Vec::with_capacity(node.inputs.len());
                 for i in 0..node.inputs.len() {
                     operands.push(self.operand(node, i, view, shape)?);
@@ -315,6 +315,10 @@ impl<'g> Lowering<'g> {
                     Op::OptimizerStep(op) => {
                         optimizer::step(&mut self.dag, op.kind, &operands)?[index]
                     }
+                    Op::MuonMomentum(op) => {
+                        optimizer::muon_momentum(&mut self.dag, op.nesterov, &operands)[index]
+                    }
+                    Op::MuonStep(_) => optimizer::muon_step(&mut self.dag, &operands),
                     _ => optimizer::ema(&mut self.dag, &operands),
                 })
             }

@@ -62,7 +62,7 @@ fn regions(rows: usize, sizes: &[usize]) -> Vec<(String, Graph, FusionKind)> {
     let kind = OptimizerKind::Adamw;
     let mut values: Vec<_> = (0..4).map(|_| body.input(DType::F32, &[rows, 64])).collect();
     values.extend((0..kind.n_scalars()).map(|_| body.input(DType::F32, &[])));
-    let y = body.all(Op::OptimizerStep(OptimizerStep { kind }), &values);
+    let y = body.all(Op::OptimizerStep(OptimizerStep::of(kind)), &values);
     regions.push(("adamw".into(), body.done(&y), FusionKind::Pointwise));
     regions
 }

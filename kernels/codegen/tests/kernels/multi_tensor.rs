@@ -32,7 +32,7 @@ fn step(body: &mut Body, shared: &Shared, n: usize) -> Vec<ValueId> {
     let rates = [rate(0), begin, rate(1)];
     operands.push(body.one(Op::ByParamGroup(ByParamGroup { len: n }), &rates));
     operands.extend(&shared.scalars);
-    let mut results = body.all(Op::OptimizerStep(OptimizerStep { kind: KIND }), &operands);
+    let mut results = body.all(Op::OptimizerStep(OptimizerStep::of(KIND)), &operands);
     results.push(body.one(Op::Cast(Cast { to: DType::BF16 }), &results[..1]));
     results
 }

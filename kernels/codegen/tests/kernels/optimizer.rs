@@ -2,7 +2,9 @@
 
 use crate::harness::{Body, COLS, Case, check, normal};
 use frit_ir::interpret;
-use frit_ir::ops::{ByParamGroup, FusionKind, OptimizerKind, OptimizerStep, Slice};
+use frit_ir::ops::{
+    AdjustLr, ByParamGroup, FusionKind, MuonMomentum, MuonStep, OptimizerKind, OptimizerStep, Slice,
+};
 use frit_ir::{DType, Op, Tensor};
 
 /// A step of an optimizer on tensors of `n` elements.
@@ -21,7 +23,7 @@ fn optimizer(
     }
     inputs.extend(scalars.iter().map(|&s| Tensor::scalar(s)));
     let values: Vec<_> = inputs.iter().map(|t| body.input(t.dtype(), t.shape().dims())).collect();
-    let results = body.all(Op::OptimizerStep(OptimizerStep { kind }), &values);
+    let results = body.all(Op::OptimizerStep(OptimizerStep::of(kind)), &values);
     (body, inputs, results)
 }
 
@@ -61,6 +63,46 @@ fn optimizers_follow_their_formulas_and_skip() {
         cases.extend(COLS.map(|n| optimizer_case(kind, n, [0.0, 0.0, 0.125, 0.0], DType::F32)));
         cases.push(optimizer_case(kind, 253, [0.25, 9999.0, 0.125, 0.0], DType::BF16));
         cases.push(optimizer_case(kind, 253, [0.0, 3.0, 0.125, 1.0], DType::F32));
+    }
+    check(&cases);
+}
+
+/// The elementwise parts of Muon, with the momentum's other result in bf16.
+#[test]
+fn muon_follows_its_formula_and_skips() {
+    let case = |op: Op, n: usize, scalars: &[f64], along: DType| {
+        let mut body = Body::new();
+        let mut inputs = vec![normal(DType::F32, &[n], 1, 1.0), normal(along, &[n], 2, 1.0)];
+        inputs.extend(scalars.iter().map(|x| Tensor::scalar(*x)));
+        let values: Vec<_> =
+            inputs.iter().map(|t| body.input(t.dtype(), t.shape().dims())).collect();
+        let name = format!("{op:?} of {n} with {scalars:?}");
+        let results = body.all(op, &values);
+        let graph = body.done(&results);
+        let feeds = inputs.iter().enumerate().map(|(i, t)| (format!("x{i}"), t.clone())).collect();
+        let expected = interpret::run(&graph, &feeds, interpret::Options::EXACT).expect("it fits");
+        let rounds = graph.outputs.len() == 2;
+        Case {
+            name,
+            body: graph,
+            kind: FusionKind::Pointwise,
+            inputs,
+            expected: expected.into_iter().map(|(_, t)| t.to_f64s()).collect(),
+            // Half a unit in the last place of bf16.
+            tolerance: if rounds { 4e-3 } else { 5e-7 },
+            floor: 1.0,
+        }
+    };
+    let mut cases = Vec::new();
+    for n in COLS {
+        for found_inf in [0.0, 1.0] {
+            for nesterov in [false, true] {
+                let op = Op::MuonMomentum(MuonMomentum { nesterov });
+                cases.push(case(op, n, &[0.75, 0.5, 0.125, found_inf], DType::F32));
+            }
+            let op = Op::MuonStep(MuonStep { adjust_lr: AdjustLr::Original });
+            cases.push(case(op, n, &[0.25, 1.5, 0.125, found_inf], DType::BF16));
+        }
     }
     check(&cases);
 }
@@ -122,7 +164,7 @@ fn learning_rates_differ_by_param_group() {
         let lr = body.one(Op::ByParamGroup(ByParamGroup { len: n }), &parts);
         let kind = OptimizerKind::Sgd;
         let operands = [v[0], v[1], lr, v[4], v[4], v[4], v[5], v[4]];
-        let y = body.all(Op::OptimizerStep(OptimizerStep { kind }), &operands);
+        let y = body.all(Op::OptimizerStep(OptimizerStep::of(kind)), &operands);
         let [p, g] = [0, 1].map(|i: usize| inputs[i].to_f64s());
         let of = |i: usize| {
             let passed = begins.iter().filter(|b| **b <= i as i64).count();

@@ -53,7 +53,7 @@ fn regions(dtype: DType, rows: usize, cols: usize) -> Vec<(&'static str, Graph, 
     let mut values: Vec<_> =
         [f32s, dtype, f32s, f32s].iter().map(|&d| b.input(d, &[rows, cols])).collect();
     values.extend((0..kind.n_scalars()).map(|_| b.input(f32s, &[])));
-    let y = b.all(Op::OptimizerStep(OptimizerStep { kind }), &values);
+    let y = b.all(Op::OptimizerStep(OptimizerStep::of(kind)), &values);
     regions.push(("adamw", b.done(&y), FusionKind::Pointwise));
     regions
 }

@@ -79,6 +79,8 @@ without_rule!(
     Unscale,
     OptimizerStep,
     Adafactor,
+    MuonMomentum,
+    MuonStep,
     ScaledCast,
     EmaStep,
     Quantize,

@@ -75,6 +75,10 @@ fn value(random: &mut Random, kind: Kind) -> Value {
         Kind::Bytes(words) if random.below(3) == 0 => json!(pick(random, words)),
         Kind::Bytes(_) => json!(["1KiB", "64KiB", "16e9", "24GiB"][random.below(4)]),
         Kind::Pair => json!([fraction(random, 0.0, 0.9999), fraction(random, 0.0, 0.9999)]),
+        Kind::Triple => {
+            let mut any = || fraction(random, -10.0, 10.0);
+            json!([any(), any(), any()])
+        }
         Kind::ListOrInteger if random.below(2) == 0 => whole(random, 1, 4),
         Kind::List | Kind::ListOrInteger => {
             json!((0..random.below(3)).map(|_| *pick(random, &TEXTS)).collect::<Vec<_>>())
