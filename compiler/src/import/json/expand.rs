@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 const SIZE_ATTRIBUTES: [&str; 6] = ["shape", "sizes", "size", "start", "low", "high"];
 
 /// Operations that only passes make, or that have a place of their own in the format.
-const RESERVED: [&str; 24] = [
+const RESERVED: [&str; 26] = [
     "adafactor",
     "all_gather",
     "all_reduce",
@@ -35,6 +35,8 @@ const RESERVED: [&str; 24] = [
     "learning_rate",
     "leave_precision",
     "loss_scale",
+    "muon_momentum",
+    "muon_step",
     "optimizer_step",
     "param",
     "quantize",
