@@ -109,6 +109,7 @@ pub(crate) fn translate(bytes: &Bytes, path: &Path, limits: Limits) -> Result<Tr
     reader.body()?;
     reader.results()?;
     let Reader { translator, mut graph, ties, signature, .. } = reader;
+    let warning = translator.warning();
     graph.node = translator.nodes;
     graph.metadata_props = vec![StringStringEntryProto { key: SIGNATURE.into(), value: signature }];
     let model = ModelProto {
@@ -119,7 +120,6 @@ pub(crate) fn translate(bytes: &Bytes, path: &Path, limits: Limits) -> Result<Tr
         opset_import: vec![OperatorSetIdProto { domain: String::new(), version: OPSET }],
         ..ModelProto::default()
     };
-    let warning = translator.warning();
     Ok(Translated { model, declared: translator.declared, ties, warning })
 }
 

@@ -86,6 +86,7 @@ pub(super) struct GraphArgument {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[expect(clippy::enum_variant_names, reason = "variants are named after PyTorch's own")]
 pub(super) enum Argument {
     AsNone(IgnoredAny),
     AsTensor(Named),

@@ -4,6 +4,7 @@ use super::super::call::{Call, Fault, Outcome, float, int, unsupported};
 use super::super::dtype::F32;
 use super::super::translate::{Int, Tensor, Value, value_name};
 use super::{Convert, RENEWED, one};
+use std::slice::from_ref;
 
 pub(super) const OPERATORS: &[(&str, Convert)] = &[
     ("_batch_norm_no_update", |c| batch(c, Some(false))),
@@ -63,7 +64,7 @@ fn channels(c: &mut Call<'_>, x: &Tensor) -> Result<Int, Fault> {
 fn group(c: &mut Call<'_>, groups: &str) -> Outcome {
     let x = c.tensor("input")?;
     let n = channels(c, &x)?;
-    let scale = or_full(c, "weight", &[n.clone()], 1.0)?;
+    let scale = or_full(c, "weight", from_ref(&n), 1.0)?;
     let bias = or_full(c, "bias", &[n], 0.0)?;
     let eps = c.float("eps", 1e-5)?;
     let attributes = vec![int("num_groups", c.int(groups, 1)?), float("epsilon", eps)];
@@ -76,7 +77,7 @@ fn instance(c: &mut Call<'_>) -> Outcome {
         return unsupported("running statistics");
     }
     let n = channels(c, &x)?;
-    let scale = or_full(c, "weight", &[n.clone()], 1.0)?;
+    let scale = or_full(c, "weight", from_ref(&n), 1.0)?;
     let bias = or_full(c, "bias", &[n], 0.0)?;
     let eps = c.float("eps", 1e-5)?;
     one(c.with("InstanceNormalization", &[&x.name, &scale, &bias], vec![float("epsilon", eps)]))
@@ -101,11 +102,11 @@ fn batch(c: &mut Call<'_>, trains: Option<bool>) -> Outcome {
     };
     let (mean, variance) = (statistic(c, "running_mean")?, statistic(c, "running_var")?);
     let trains = trains || mean.is_none();
-    let scale = or_full(c, "weight", &[n.clone()], 1.0)?;
-    let bias = or_full(c, "bias", &[n.clone()], 0.0)?;
+    let scale = or_full(c, "weight", from_ref(&n), 1.0)?;
+    let bias = or_full(c, "bias", from_ref(&n), 0.0)?;
     let (own_mean, own_variance) = match (&mean, &variance) {
         (Some(mean), Some(variance)) => (mean.name.clone(), variance.name.clone()),
-        _ => (c.full(&[n.clone()], F32, 0.0), c.full(&[n], F32, 1.0)),
+        _ => (c.full(from_ref(&n), F32, 0.0), c.full(&[n], F32, 1.0)),
     };
     let momentum = c.float("momentum", 0.1)?;
     let attributes = vec![
