@@ -22,11 +22,8 @@ use std::collections::BTreeSet;
 pub fn model_bytes(step: &Graph, accumulation: usize, shards: usize) -> u64 {
     let (mut read, mut written) = (BTreeSet::new(), BTreeSet::new());
     for (_, node) in step.nodes().filter(|(_, node)| !is_free(node)) {
-        let looks_up = matches!(
-            node.op,
-            Op::Embedding(_) | Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_)
-        );
-        read.extend(node.inputs.iter().skip(usize::from(looks_up)).map(|v| base(step, *v)));
+        let skipped = usize::from(looks_up(node));
+        read.extend(node.inputs.iter().skip(skipped).map(|v| base(step, *v)));
         written.extend(&node.outputs);
     }
     let uses = step.users();
@@ -48,7 +45,13 @@ pub fn model_bytes(step: &Graph, accumulation: usize, shards: usize) -> u64 {
 
 /// Whether no operand or result of a node counts on its account.
 fn is_free(node: &Node) -> bool {
-    node.op.is_leaf() || node.op.is_pointwise() || node.op.precision().class == Class::Layout
+    let is_view = node.op.precision().class == Class::Layout && !looks_up(node);
+    node.op.is_leaf() || node.op.is_pointwise() || is_view
+}
+
+/// Whether a node reads some rows of its first operand.
+fn looks_up(node: &Node) -> bool {
+    matches!(node.op, Op::Embedding(_) | Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_))
 }
 
 /// The value that a view, or a cast to a wider dtype, shows.
