@@ -253,7 +253,7 @@ fn muon_steps_matrices_alone() {
         ("bert", "attention.output.dense.weight", &["embed", "classifier", "cls"]),
         ("t5", "SelfAttention.q.weight", &["shared", "relative", "lm_head"]),
         ("tied", "MatMul_12", &["table", "MatMul_13"]),
-        ("resnet", "", &["fc"]),
+        ("resnet", "", &["head"]),
     ] {
         let compiled = compile_at(&file(&format!("tests/models/{model}/model.onnx")), 2, &[muon]);
         let plan = &compiled.plan;
