@@ -126,6 +126,7 @@ fn checkpoints_move_between_world_sizes_and_strategies() {
     let hybrid = &["sharding.strategy=hybrid_shard", "sharding.shard_group=2"];
     moves(
         &[],
+        1e-6,
         &[
             (1, &[]),
             (2, &[]),
@@ -137,12 +138,13 @@ fn checkpoints_move_between_world_sizes_and_strategies() {
             (3, &["sharding.strategy=shard_optimizer", "run.accumulation=2"]),
         ],
     );
-    moves(&["optimizer.kind=adafactor"], &[(1, &[]), (3, &[]), (2, no_shard), (4, hybrid)]);
-    moves(&["optimizer.kind=muon"], &[(1, &[]), (3, &[]), (2, no_shard), (4, hybrid)]);
+    moves(&["optimizer.kind=adafactor"], 1e-6, &[(1, &[]), (3, &[]), (2, no_shard), (4, hybrid)]);
+    // Muon rounds to bf16 what depends on the order of sums over ranks.
+    moves(&["optimizer.kind=muon"], 1e-4, &[(1, &[]), (3, &[]), (2, no_shard), (4, hybrid)]);
 }
 
-/// Half of the way on four ranks, a quarter on others, and the rest on four.
-fn moves(settings: &[&str], others: &[(usize, &[&str])]) {
+/// Half of the way on four ranks, a quarter on others, and the rest on four; losses are within `bound` of those of four.
+fn moves(settings: &[&str], bound: f64, others: &[(usize, &[&str])]) {
     let data = data("gpt2");
     let four = gpt2(4, settings);
     let (whole, start) = (four.dir.path().join("whole"), four.dir.path().join("start"));
@@ -158,7 +160,7 @@ fn moves(settings: &[&str], others: &[(usize, &[&str])]) {
         let losses = [report.losses, back.losses].concat();
         assert_eq!(losses.len(), 4);
         for (a, b) in losses.iter().zip(&expected[4..]) {
-            assert!((a - b).abs() < 1e-6, "{ranks} ranks {more:?}: {a} for {b}");
+            assert!((a - b).abs() < bound, "{ranks} ranks {more:?}: {a} for {b}");
         }
     }
 }

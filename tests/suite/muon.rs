@@ -50,6 +50,9 @@ const SHAPES: [(&str, &[usize]); 7] = [
     ("head", &[8, 2]),
     ("head_bias", &[2]),
 ];
+/// A twentieth of a step of the reference. The iteration amplifies small singular values a hundredfold, and with them a last bit that is
+/// rounded to bf16 in another way: PyTorch's own runs in f32 and f64 differ as much.
+const PARAMS_BOUND: f64 = 2.5e-5;
 const BATCH: usize = 4;
 const STEPS: usize = 10;
 
@@ -145,7 +148,7 @@ fn close(found: &BTreeMap<String, Vec<f32>>, expected: &Value, what: &str) {
         assert_eq!(values.len(), found[name].len(), "{what}: {name}");
         for (a, b) in found[name].iter().zip(values) {
             let b = b.as_f64().expect("a number");
-            assert!((f64::from(*a) - b).abs() < 1e-5, "{what}: {name} is {a}, not {b}");
+            assert!((f64::from(*a) - b).abs() < PARAMS_BOUND, "{what}: {name} is {a}, not {b}");
         }
     }
 }
