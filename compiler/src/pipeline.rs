@@ -345,7 +345,7 @@ impl Options {
     }
 
     /// Leaves out what PyTorch does not do, for the reference plan of a compilation.
-    pub(crate) fn as_in_pytorch(mut self) -> Self {
+    pub(crate) fn like_pytorch(mut self) -> Self {
         self.rules = Rules::Inductor;
         self.autocast.keep_accumulators = false;
         self

@@ -31,7 +31,7 @@ impl<'a> Setup<'a> {
     pub(super) fn new(request: &'a Request, config: &'a Config) -> Result<Self, Report> {
         let mut options = Options::new(config)?;
         if request.reference {
-            options = options.as_in_pytorch();
+            options = options.like_pytorch();
         }
         let cluster = clusters::of(config, &options.backend.describe())?;
         let setup = Setup { request, config, options, cluster };
