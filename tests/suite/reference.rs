@@ -38,6 +38,9 @@ fn has(plan: &Plan, kinds: &[fn(&Op) -> bool]) -> bool {
     plan.kernels.iter().any(in_kernel)
 }
 
+/// Whether an operation is of a kind.
+type Kind = fn(&Op) -> bool;
+
 fn is_matmul(op: &Op) -> bool {
     matches!(op, Op::MatMul(_))
 }
@@ -48,7 +51,7 @@ fn the_reference_plan_has_pytorchs_kernels() {
     let (own, reference) =
         (predict_model(GPT2, SIZES, &settings), reference_model(GPT2, SIZES, &settings));
     // What Frit's kernels do at once and PyTorch's do not.
-    let apart: [(&str, Vec<fn(&Op) -> bool>); 6] = [
+    let apart: [(&str, Vec<Kind>); 6] = [
         ("GELU", vec![is_matmul, |op| matches!(op, Op::Unary(UnaryFn::GeluTanh))]),
         ("its gradient", vec![is_matmul, |op| matches!(op, Op::Binary(BinaryFn::GeluTanhGrad))]),
         ("the gradient of a bias", vec![is_matmul, |op| matches!(op, Op::SumTo(_))]),
@@ -72,7 +75,7 @@ fn the_reference_plan_has_pytorchs_kernels() {
         assert!(!has(&reference, &kinds), "{what}");
     }
     // What both do at once.
-    let norm: [fn(&Op) -> bool; 2] = [
+    let norm: [Kind; 2] = [
         |op| matches!(op, Op::LayerNormGradInput(_)),
         |op| matches!(op, Op::LayerNormGradAffine(_)),
     ];
