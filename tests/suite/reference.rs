@@ -31,15 +31,15 @@ fn prove(settings: &[&str]) {
     compile(&request, &config, &mut ()).unwrap_or_else(|e| panic!("{settings:?}: {e}"));
 }
 
+/// Whether an operation is of a kind.
+type Kind = fn(&Op) -> bool;
+
 /// Whether a kernel of the plan has an operation of each of these kinds.
-fn has(plan: &Plan, kinds: &[fn(&Op) -> bool]) -> bool {
+fn has(plan: &Plan, kinds: &[Kind]) -> bool {
     let in_kernel =
         |k: &frit_ir::plan::Kernel| kinds.iter().all(|is| k.body.nodes().any(|(_, n)| is(&n.op)));
     plan.kernels.iter().any(in_kernel)
 }
-
-/// Whether an operation is of a kind.
-type Kind = fn(&Op) -> bool;
 
 fn is_matmul(op: &Op) -> bool {
     matches!(op, Op::MatMul(_))
@@ -80,7 +80,7 @@ fn the_reference_plan_has_pytorchs_kernels() {
         |op| matches!(op, Op::LayerNormGradAffine(_)),
     ];
     assert!(has(&own, &norm) && has(&reference, &norm));
-    let bias: [fn(&Op) -> bool; 2] = [is_matmul, |op| matches!(op, Op::Binary(BinaryFn::Add))];
+    let bias: [Kind; 2] = [is_matmul, |op| matches!(op, Op::Binary(BinaryFn::Add))];
     assert!(has(&reference, &bias));
     // Parameters are cast in every step, and the logits are whole.
     assert!(own.groups.iter().any(|g| !g.copies.is_empty()));
