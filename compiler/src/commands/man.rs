@@ -23,6 +23,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         Report::from(Diagnostic::error(Code::FileUnwritable, what).help("give another folder"))
     };
     std::fs::create_dir_all(&args.output).map_err(|error| unwritable(&error))?;
+    // `frit run` and `frit-run` take the same arguments, and have one page: the last.
     for program in [Cli::command(), frit_runtime::program::command()] {
         // Pages of `frit help COMMAND` would repeat those of the commands.
         let program = program.disable_help_subcommand(true);
