@@ -226,6 +226,7 @@ fn muon_trains_as_on_the_cpu() {
     for ranks in [1, 2] {
         check("mlp", &["precision.compute=fp32", "optimizer.kind=muon"], ranks, 1e-4);
     }
+    check("gpt2", &["precision.compute=bf16", "optimizer.kind=muon"], 2, 2e-4);
 }
 
 #[test]
