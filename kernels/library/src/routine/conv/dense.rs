@@ -121,7 +121,9 @@ impl Conv {
         let blocks = Blocks::new(self, most.clamp(POSITIONS[0], POSITIONS[1]));
         let n = blocks.images * blocks.rows * window.output[2];
         let whole = Gemm { a: kernel.operand, ..Gemm::row_major(elem, out, filters, n, depth) };
-        let packed_bytes = whole.packed_left_bytes().next_multiple_of(ALIGN) + ALIGN;
+        let left_bytes = whole.packed_left_bytes();
+        let (is_packed, packed_bytes) =
+            (left_bytes > 0, left_bytes.next_multiple_of(ALIGN) + ALIGN);
         let [packed, turned_kernel] = pool.common([groups * packed_bytes, turned]);
         if turned > 0 {
             let from = kernel.at;
@@ -130,7 +132,6 @@ impl Conv {
             unsafe { self.turn(pool, from, turned_kernel) };
         }
         let parts = whole.left_parts();
-        let is_packed = whole.packed_left_bytes() > 0;
         let at = Shareable::new((x, kernel.at, packed, y));
         let group_of = |w: *const u8, group: usize| elem.at(w, (group * kernel.group) as isize);
         pool.run(groups * parts, &|chunk| {
