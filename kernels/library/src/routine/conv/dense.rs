@@ -25,10 +25,13 @@ const MIN_ROWS: usize = 192;
 const WEIGHT_COLUMNS: usize = 256;
 /// Maximum elements of a weight gradient that is summed in several parts.
 const MAX_PARTIAL: usize = 1 << 18;
+/// Rows of a kernel that a chunk packs, a multiple of [`Gemm::ROWS`].
+const PACKED_ROWS: usize = 96;
 /// Alignment of packed kernels.
 const ALIGN: usize = 64;
 
 /// A kernel `[filters, depth]` per group as a left operand.
+#[derive(Clone, Copy)]
 struct Kernel {
     at: *const u8,
     operand: Operand,
@@ -94,6 +97,10 @@ impl Conv {
         };
         let taps = window.taps_len();
         let conv = Conv { channels: filters, filters: channels, window, ..*self };
+        if conv.is_winograd() {
+            // SAFETY: passed on.
+            return unsafe { conv.winograd(pool, dy, (w, true), dx) };
+        }
         let group = filters * channels * taps;
         if taps == 1 {
             let operand = Operand::row_major(elem, filters, channels).transposed();
@@ -131,15 +138,10 @@ impl Conv {
             // SAFETY: the part holds the kernel.
             unsafe { self.turn(pool, from, turned_kernel) };
         }
-        let parts = whole.left_parts();
         let at = Shareable::new((x, kernel.at, packed, y));
         let group_of = |w: *const u8, group: usize| elem.at(w, (group * kernel.group) as isize);
-        pool.run(groups * parts, &|chunk| {
-            let (_, w, packed, _) = at.get();
-            let (group, part) = (chunk / parts, chunk % parts);
-            // SAFETY: parts of the packed kernels are disjoint.
-            unsafe { whole.pack_left(part, group_of(w, group), packed.add(group * packed_bytes)) };
-        });
+        // SAFETY: the part holds the packed kernels.
+        unsafe { pack_kernels(pool, &whole, (kernel, groups), packed, packed_bytes) };
         let chunks = groups * blocks.len();
         let row_parts = (CHUNKS / chunks.max(1)).clamp(1, (filters / MIN_ROWS).max(1));
         let row_step = filters.div_ceil(row_parts).next_multiple_of(Gemm::ROWS);
@@ -243,15 +245,11 @@ impl Conv {
         let whole = Gemm { a, ..Gemm::row_major(elem, Elem::F32, depth, n, filters) };
         let packed_bytes = whole.packed_left_bytes().next_multiple_of(ALIGN) + ALIGN;
         let [packed] = pool.common([groups * packed_bytes]);
-        let parts = whole.left_parts();
         let at = Shareable::new((dy, w, packed, dx));
         let group_of = |w: *const u8, group: usize| elem.at(w, (group * filters * depth) as isize);
-        pool.run(groups * parts, &|chunk| {
-            let (_, w, packed, _) = at.get();
-            let (group, part) = (chunk / parts, chunk % parts);
-            // SAFETY: parts of the packed kernels are disjoint.
-            unsafe { whole.pack_left(part, group_of(w, group), packed.add(group * packed_bytes)) };
-        });
+        let kernel = Kernel { at: w, operand: a, group: filters * depth };
+        // SAFETY: the part holds the packed kernels.
+        unsafe { pack_kernels(pool, &whole, (kernel, groups), packed, packed_bytes) };
         pool.run_workers(self.batch * groups, &|image, worker| {
             let (dy, w, packed, dx) = at.get();
             let group = image % groups;
@@ -395,6 +393,30 @@ impl Conv {
             }
         });
     }
+}
+
+/// Packs the kernels of all groups, `bytes` apart, if packing helps.
+unsafe fn pack_kernels(
+    pool: &Pool,
+    whole: &Gemm,
+    (kernel, groups): (Kernel, usize),
+    packed: *mut u8,
+    bytes: usize,
+) {
+    let parts = whole.m.div_ceil(PACKED_ROWS);
+    let at = Shareable::new((kernel.at, packed));
+    let Kernel { operand, group: between, .. } = kernel;
+    pool.run(groups * parts, &|chunk| {
+        let (w, packed) = at.get();
+        let (group, first) = (chunk / parts, chunk % parts * PACKED_ROWS);
+        let rows = first..whole.m.min(first + PACKED_ROWS);
+        let from = (group * between) as isize + first as isize * operand.row;
+        // SAFETY: rows of the packed kernels are disjoint.
+        unsafe {
+            let from = operand.elem.at(w, from);
+            whole.pack_left(rows, 0..whole.k, from, packed.add(group * bytes));
+        }
+    });
 }
 
 /// The window of the input gradient, for windows without strides whose padding is smaller than the kernel.

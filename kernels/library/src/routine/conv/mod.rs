@@ -1,5 +1,5 @@
-//! Convolution and its two gradients: GEMMs over unfolded images ([`dense`]), and direct computation, tap by tap, for groups of one
-//! channel ([`depthwise`]).
+//! Convolution and its two gradients: GEMMs over unfolded images ([`dense`]) or over transformed tiles ([`winograd`], for 3 × 3 taps in
+//! f32), and direct computation, tap by tap, for groups of one channel ([`depthwise`]).
 //!
 //! Sums are f32. Work is split by shape alone, so results do not depend on the number of threads.
 
@@ -7,7 +7,9 @@ mod dense;
 mod depthwise;
 #[cfg(test)]
 mod tests;
+mod tile;
 mod unfold;
+mod winograd;
 
 use crate::dtype::Elem;
 use crate::pool::Pool;
@@ -44,6 +46,7 @@ impl Conv {
         unsafe {
             match self.channels {
                 1 => self.depthwise(pool, x, w, y),
+                _ if self.is_winograd_forward() => self.winograd(pool, x, (w, false), y),
                 _ => self.dense(pool, x, w, y),
             }
         }
@@ -72,6 +75,7 @@ impl Conv {
         unsafe {
             match self.channels {
                 1 => self.depthwise_grad_weight(pool, dy, x, dw),
+                _ if self.is_winograd() => self.winograd_grad_weight(pool, dy, x, dw),
                 _ => self.dense_grad_weight(pool, dy, x, dw),
             }
         }

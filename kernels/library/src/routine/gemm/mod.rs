@@ -177,7 +177,7 @@ impl Gemm {
     /// Packs the right operand for several [`Gemm::run_packed`].
     ///
     /// # Safety
-    /// `b` must be valid, `out` writable for [`Gemm::packed_bytes`] and 64 bytes more.
+    /// `b` must be valid, `out` writable for [`Gemm::packed_bytes`].
     pub(crate) unsafe fn pack(&self, b: *const u8, out: *mut u8) {
         #[cfg(target_arch = "x86_64")]
         if self.is_packable() {
@@ -221,26 +221,26 @@ impl Gemm {
         0
     }
 
-    /// The number of parts in which [`Gemm::pack_left`] packs.
-    pub(crate) fn left_parts(&self) -> usize {
-        #[cfg(target_arch = "x86_64")]
-        if self.is_packable() {
-            return packed::left_parts(self);
-        }
-        0
-    }
-
-    /// Packs a part of the left operand for several [`Gemm::run_packed_left`].
+    /// Packs some rows and depths of the left operand for several [`Gemm::run_packed_left`]; `a` is where the first row and depth of
+    /// these are. Calls for disjoint rows or depths may run at the same time.
     ///
     /// # Safety
-    /// `a` must be valid, `out` writable for [`Gemm::packed_left_bytes`] and 64 bytes more.
-    pub(crate) unsafe fn pack_left(&self, part: usize, a: *const u8, out: *mut u8) {
+    /// `a` must be valid, `out` writable for [`Gemm::packed_left_bytes`]; the rows begin at a multiple of [`Gemm::ROWS`], the depths at
+    /// an even one.
+    pub(crate) unsafe fn pack_left(
+        &self,
+        rows: std::ops::Range<usize>,
+        depths: std::ops::Range<usize>,
+        a: *const u8,
+        out: *mut u8,
+    ) {
         #[cfg(target_arch = "x86_64")]
         if self.is_packable() {
             // SAFETY: passed on.
-            unsafe { packed::pack_left(self, part, a, out) };
+            unsafe { packed::pack_left(self, rows, depths, a, out) };
         }
-        let _ = (part, a, out);
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (rows, depths, a, out);
     }
 
     /// As [`Gemm::run_packed_left`], for a right operand that is computed: `rows` writes those of a range of depths, `n` columns
@@ -297,7 +297,7 @@ impl Gemm {
         }
     }
 
-    /// Rows per part of a packed left operand.
+    /// Rows of a panel of a packed left operand.
     pub(crate) const ROWS: usize = 12;
 
     fn is_packable(&self) -> bool {

@@ -2,8 +2,8 @@
 //!
 //! A panel contains `W` rows of A (or columns of B), its *lines*, in 32-bit words: for each depth `W` f32 numbers, or for each pair of
 //! depths `W` words of two bf16 numbers, lower depth in the lower half. `pack`, or `PACK`, is the number of depths in a word, 1 or 2.
-//! Lines and depths beyond the operand are zero. Stores are whole vectors in ascending order, so up to 64 bytes after a panel are
-//! overwritten: they belong to the next panel, or to slack in the scratch memory.
+//! Lines and depths beyond the operand are zero. Nothing is written outside of the depths of a panel, so that threads may pack parts of
+//! one operand.
 
 use std::arch::x86_64::*;
 
@@ -81,8 +81,7 @@ impl Source {
 /// Packs rows of A into panels of [`MR`].
 ///
 /// # Safety
-/// The source must be readable, `out` writable for all panels and 64 bytes more; the CPU must have
-/// AVX-512 F, BW, VL.
+/// The source must be readable, `out` writable for all panels; the CPU must have AVX-512 F, BW, VL.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn pack_a(src: &Source, out: *mut u32) {
     // SAFETY: passed on.
@@ -126,8 +125,8 @@ unsafe fn along_depth<const PACK: usize, const W: usize>(src: &Source, out: *mut
             let valid = width.min(src.lines.saturating_sub(first + lane));
             for word in (0..words).step_by(16) {
                 let mut block = [_mm512_setzero_si512(); 16];
-                // SAFETY: `valid` keeps the loads inside the source, the stores go to the panel or
-                // just behind it.
+                // SAFETY: `valid` keeps the loads inside the source; stores reach into the next word of the panel, which is
+                // stored later, but for the last.
                 unsafe {
                     for (i, row) in block.iter_mut().enumerate() {
                         if i < valid {
@@ -136,13 +135,16 @@ unsafe fn along_depth<const PACK: usize, const W: usize>(src: &Source, out: *mut
                     }
                     let columns = transpose(block);
                     let to = out.add(word * W + lane);
-                    if words - word >= 16 {
+                    let more = words - word;
+                    if more > 16 {
                         for (i, column) in columns.into_iter().enumerate() {
                             _mm512_storeu_si512(to.add(i * W).cast(), column);
                         }
                     } else {
-                        for (i, column) in columns.into_iter().enumerate().take(words - word) {
-                            _mm512_storeu_si512(to.add(i * W).cast(), column);
+                        for (i, column) in columns.into_iter().enumerate().take(more) {
+                            let inside = if i + 1 == more { width } else { 16 };
+                            let mask = u16::MAX >> (16 - inside);
+                            _mm512_mask_storeu_epi32(to.add(i * W).cast(), mask, column);
                         }
                     }
                 }
@@ -287,15 +289,14 @@ mod tests {
                     let panel = depths.div_ceil(pack) * W;
                     let src = Source { pack, start, line, depth, lines, depths, panel };
                     let panels = lines.div_ceil(W);
-                    let mut got = vec![0u32; panels * src.panel + 16];
+                    let mut got = vec![7u32; panels * src.panel + 16];
                     let mut want = got.clone();
-                    // SAFETY: the largest offset is below 40,000; 64 spare bytes follow.
+                    // SAFETY: the largest offset is below 40,000.
                     unsafe {
                         run(&src, got.as_mut_ptr());
                         any::<W>(&src, want.as_mut_ptr());
                     }
-                    let words = panels * src.panel;
-                    assert!(got[..words] == want[..words], "{W} {lines} {depths} {line} {depth}");
+                    assert!(got == want, "{W} {lines} {depths} {line} {depth}");
                     let last = depths - 1;
                     let (word, at) = (want[last / pack * W], last * depth as usize * 2 / pack);
                     let expected = if pack == 1 {

@@ -15,8 +15,7 @@ use crate::dtype::Elem;
 use crate::pool::{Pool, Scratch, Shareable};
 use crate::routine::convert::to_f32;
 pub(super) use ahead::{
-    Right, left_parts, pack_left, pack_whole, packed_bytes, packed_left_bytes, run_packed,
-    run_packed_left,
+    Right, pack_left, pack_whole, packed_bytes, packed_left_bytes, run_packed, run_packed_left,
 };
 
 /// Rows of A packed at a time: with [`KC`] depths they fill a part of the second-level cache.
@@ -228,9 +227,9 @@ impl BlockedGemm {
         self.nc * (self.kc / self.pack)
     }
 
-    /// Words of a packed part of the left operand, and those that packing may write behind it.
+    /// Words of a packed part of the left operand.
     fn left_part(&self) -> usize {
-        self.shape.m.next_multiple_of(MR) * (self.kc / self.pack) + 16
+        self.shape.m.next_multiple_of(MR) * (self.kc / self.pack)
     }
 
     /// Where a block of the whole packed B begins.

@@ -28,7 +28,7 @@ pub(in crate::routine::gemm) fn packed_bytes(whole: &Gemm) -> usize {
 /// Packs the whole right operand.
 ///
 /// # Safety
-/// `b` must be valid, `out` writable for [`packed_bytes`] and 64 bytes more.
+/// `b` must be valid, `out` writable for [`packed_bytes`].
 pub(in crate::routine::gemm) unsafe fn pack_whole(whole: &Gemm, b: *const u8, out: *mut u8) {
     let (blocked, at) = BlockedGemm::new(&Gemm { m: 1, ..*whole }, Buffers { b, ..NOWHERE });
     blocked.each_block(|block| {
@@ -75,35 +75,43 @@ pub(in crate::routine::gemm) fn packed_left_bytes(whole: &Gemm) -> usize {
 }
 
 /// Parts of the left operand: its blocks of depths.
-pub(in crate::routine::gemm) fn left_parts(whole: &Gemm) -> usize {
+fn left_parts(whole: &Gemm) -> usize {
     let (blocked, _) = BlockedGemm::new(whole, NOWHERE);
     whole.k.div_ceil(blocked.kc)
 }
 
-/// Packs one of the [`left_parts`].
+/// Packs some rows and depths of the left operand; the element of the first of both is at `a`.
 ///
 /// # Safety
-/// `a` must be valid, `out` writable for [`packed_left_bytes`] and 64 bytes more.
+/// `a` must be valid, `out` writable for [`packed_left_bytes`]; the rows begin at a multiple of [`MR`], the depths at an even one.
 pub(in crate::routine::gemm) unsafe fn pack_left(
     whole: &Gemm,
-    part: usize,
+    rows: Range<usize>,
+    depths: Range<usize>,
     a: *const u8,
     out: *mut u8,
 ) {
     let (blocked, at) = BlockedGemm::new(whole, Buffers { a, ..NOWHERE });
-    let Gemm { m, k, a: Operand { elem, row, col, .. }, .. } = blocked.shape;
-    let depth = part * blocked.kc;
-    let src = Source {
-        pack: blocked.pack,
-        start: elem.at(at.a, depth as isize * col),
-        line: row,
-        depth: col,
-        lines: m,
-        depths: blocked.kc.min(k - depth),
-        panel: MR * blocked.kc.min(k - depth).div_ceil(blocked.pack),
-    };
-    // SAFETY: the features are present; parts do not reach into each other.
-    unsafe { pack_a(&src, out.cast::<u32>().add(part * blocked.left_part())) };
+    let BlockedGemm { kc, pack, .. } = blocked;
+    let Gemm { k, a: Operand { elem, row, col, .. }, .. } = blocked.shape;
+    debug_assert!(rows.start.is_multiple_of(MR) && depths.start.is_multiple_of(pack));
+    for part in depths.start / kc..depths.end.div_ceil(kc) {
+        let block = part * kc..k.min((part + 1) * kc);
+        let panel = MR * block.len().div_ceil(pack);
+        let range = depths.start.max(block.start)..depths.end.min(block.end);
+        let src = Source {
+            pack,
+            start: elem.at(at.a, (range.start - depths.start) as isize * col),
+            line: row,
+            depth: col,
+            lines: rows.len(),
+            depths: range.len(),
+            panel,
+        };
+        let place = rows.start / MR * panel + (range.start - block.start) / pack * MR;
+        // SAFETY: the features are present; the place lies inside of the part.
+        unsafe { pack_a(&src, out.cast::<u32>().add(part * blocked.left_part() + place)) };
+    }
 }
 
 /// Multiplies some rows of a packed left operand by the first `n` columns of the right one; `c` is where
