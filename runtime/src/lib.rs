@@ -3,6 +3,7 @@
 //! The runtime executes the plan and makes no decisions. It depends on no model format, pass or compiler.
 
 pub mod arguments;
+pub mod calibrate;
 pub mod checkpoint;
 pub mod compare;
 mod convert;

@@ -104,6 +104,35 @@ fn clusters_come_from_files_and_what_is_wrong_with_one_is_said() {
 }
 
 #[test]
+fn a_calibration_is_a_cluster_of_this_machine_for_plans_of_the_cpu() {
+    let planned = plan("tests/models/gpt2/model.onnx", 2, &["target.device=cpu"]);
+    let file = planned.dir.path().join("cpu.toml");
+    let (plan, file) = (planned.path(), file.to_str().unwrap().to_string());
+    let measure = ["calibrate", "--threads", "1", "-o", &file];
+    let found: Value =
+        serde_json::from_str(&frit(&[&measure[..], &["--json"]].concat()).unwrap()).unwrap();
+    for key in ["f32_flops", "bf16_flops", "bytes_per_second", "gemm_f32_flops", "gemm_bf16_flops"]
+    {
+        assert!(found[key].as_f64().is_some_and(|rate| rate > 1e6), "{key} is {}", found[key]);
+    }
+    assert_eq!(found["threads"], 1);
+    let simulate = ["simulate", plan.to_str().unwrap(), "--cluster", &file, "--json"];
+    let step: Value = serde_json::from_str(&frit(&simulate).unwrap()).unwrap();
+    assert!(step["step_seconds"].as_f64().unwrap() > 0.0 && step["cluster"] == "cpu", "{step}");
+    // No model computes faster than the peak.
+    assert!(step["mfu"].as_f64().unwrap() <= 1.0, "{step}");
+    let settings = [format!("target.cluster={file}")];
+    crate::support::plan(
+        "tests/models/mlp/model.onnx",
+        4,
+        &settings.each_ref().map(|s| s.as_str()),
+    );
+    assert!(frit(&["calibrate", "--threads", "0"]).unwrap_err().contains("--threads"));
+    let nowhere = frit(&["calibrate", "--threads", "1", "-o", "/no/such/folder/cpu.toml"]);
+    assert!(nowhere.unwrap_err().contains("cannot write /no/such/folder"));
+}
+
+#[test]
 fn simulation_is_deterministic_and_covers_many_ranks() {
     let h100 = Cluster::named("h100").unwrap();
     let small = "batch=1 layers=2 width=1024 heads=8 kv_heads=8 ffn=4096 vocab=32000 seq=1024";

@@ -1,6 +1,7 @@
 //! The commands of the program `frit`, one file each.
 
 pub mod bench;
+pub mod calibrate;
 pub mod check_gradients;
 pub mod compile;
 pub mod completions;
@@ -55,6 +56,8 @@ pub enum Command {
     Verify(verify::Args),
     /// Predict a step of a plan on a cluster.
     Simulate(simulate::Args),
+    /// Measure this machine, and describe it for predictions.
+    Calibrate(calibrate::Args),
     /// Find the fastest plans for a model on a cluster.
     PlanSearch(plan_search::Args),
     /// Turn text into token shards.
@@ -121,6 +124,7 @@ pub fn execute(cli: &Cli) -> Result<String, Report> {
         Command::CheckGradients(args) => check_gradients::execute(args),
         Command::Doctor(args) => doctor::execute(args),
         Command::Simulate(args) => simulate::execute(args),
+        Command::Calibrate(args) => calibrate::execute(args),
         Command::PlanSearch(args) => plan_search::execute(args),
         Command::Tokenize(args) => tokenize::execute(args),
         Command::Run(args) => run::execute(args),

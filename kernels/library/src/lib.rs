@@ -12,9 +12,11 @@
 //! | [`pool`] | worker threads and their scratch memory |
 //! | [`dtype`] | the floating-point element types of the kernels |
 //! | [`window`] | geometry of sliding windows |
+//! | [`peak`] | what the machine reaches |
 
 pub mod cuda;
 pub mod dtype;
+pub mod peak;
 pub mod pool;
 pub mod routine;
 mod simd;
