@@ -25,6 +25,8 @@ const MIN_ROWS: usize = 192;
 const WEIGHT_COLUMNS: usize = 256;
 /// Maximum elements of a weight gradient that is summed in several parts.
 const MAX_PARTIAL: usize = 1 << 18;
+/// Filters whose kernels are turned side by side: together they are whole lines of the cache.
+const TURNED_FILTERS: usize = 16;
 /// Rows of a kernel that a chunk packs, a multiple of [`Gemm::ROWS`].
 const PACKED_ROWS: usize = 96;
 /// Alignment of packed kernels.
@@ -212,21 +214,32 @@ impl Conv {
     /// Transposes the kernel `w[G, channels, filters, taps]` of the opposite direction to `[G, filters, channels,
     /// taps]`, and reverses its taps.
     unsafe fn turn(&self, pool: &Pool, w: *const u8, to: *mut u8) {
-        let Conv { elem, groups, channels, filters, window, .. } = *self;
+        // SAFETY: passed on; elements are copied as bits.
+        unsafe {
+            match self.elem.size() {
+                4 => self.turn_elements::<u32>(pool, w.cast(), to.cast()),
+                _ => self.turn_elements::<u16>(pool, w.cast(), to.cast()),
+            }
+        }
+    }
+
+    unsafe fn turn_elements<T: Copy>(&self, pool: &Pool, w: *const T, to: *mut T) {
+        let Conv { groups, channels, filters, window, .. } = *self;
         let taps = window.taps_len();
         let at = Shareable::new((w, to));
-        pool.run(groups * filters, &|chunk| {
+        let parts = filters.div_ceil(TURNED_FILTERS);
+        pool.run(groups * parts, &|chunk| {
             let (w, to) = at.get();
-            let (group, m) = (chunk / filters, chunk % filters);
-            // SAFETY: both hold the kernel; rows of the result are disjoint.
-            unsafe {
-                for c in 0..channels {
+            let (group, first) = (chunk / parts, chunk % parts * TURNED_FILTERS);
+            for c in 0..channels {
+                for m in first..filters.min(first + TURNED_FILTERS) {
                     let from = ((group * channels + c) * filters + m) * taps;
-                    let place = (chunk * channels + c) * taps;
-                    for tap in 0..taps {
-                        let from = elem.at(w, (from + taps - 1 - tap) as isize);
-                        let to = elem.at_mut(to, (place + tap) as isize);
-                        to.copy_from_nonoverlapping(from, elem.size());
+                    let place = ((group * filters + m) * channels + c) * taps;
+                    // SAFETY: both hold the kernel; rows of the result are disjoint.
+                    unsafe {
+                        let from = std::slice::from_raw_parts(w.add(from), taps);
+                        let to = std::slice::from_raw_parts_mut(to.add(place), taps);
+                        to.iter_mut().zip(from.iter().rev()).for_each(|(to, x)| *to = *x);
                     }
                 }
             }
