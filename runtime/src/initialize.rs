@@ -62,6 +62,7 @@ pub(crate) fn initialize(
         let value = changed.map_or(hyper.value, |(_, value)| *value) as f32;
         device.write(hyper.buffer, 0, &value.to_le_bytes())?;
     }
+    dir.release();
     Ok(())
 }
 

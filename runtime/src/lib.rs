@@ -20,6 +20,7 @@ pub mod init;
 mod initialize;
 pub mod interrupt;
 pub mod left_out;
+mod mapped;
 pub mod memory;
 pub mod metrics;
 pub mod numerics;

@@ -2,6 +2,7 @@
 
 use super::{FORMAT_VERSION, INDEX, Index, LATEST, Part, SUMS, TensorEntry, Validated};
 use crate::RunError;
+use crate::mapped;
 use frit_ir::plan::{layout, sha256_hex};
 use memmap2::Mmap;
 use safetensors::SafeTensors;
@@ -63,6 +64,11 @@ fn newest(dir: &Path) -> Result<Option<Checkpoint>, RunError> {
 }
 
 impl Checkpoint {
+    /// Gives back the memory of what was read; it may be read again.
+    pub(crate) fn release(&self) {
+        self.files.values().for_each(|shard| mapped::release(&shard.map));
+    }
+
     /// The checkpoint of a directory of checkpoints that `latest` names or, without that file, the newest complete
     /// one; `None` if there is none yet.
     ///

@@ -81,6 +81,7 @@ pub(crate) fn restore(
         }
         whole(checkpoint, &key, &state.ty, state.buffer, device)?;
     }
+    checkpoint.release();
     Ok(())
 }
 

@@ -124,6 +124,11 @@ impl PlanDir {
         Ok(Some(Cow::Owned(value.to_bytes())))
     }
 
+    /// Gives back the memory of the stored tensors that were read; they may be read again.
+    pub(crate) fn release(&self) {
+        self.values.release();
+    }
+
     /// The first parameter of the step that has no initial value.
     fn without_value(&self) -> Option<&str> {
         let lacks = |p: &&ParamSpec| {

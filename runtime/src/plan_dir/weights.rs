@@ -5,6 +5,7 @@
 //! is the SHA-256 of the SHA-256s of all 8 MiB blocks, so that all cores can compute it.
 
 use crate::RunError;
+use crate::mapped;
 use frit_ir::plan::{Plan, layout};
 use memmap2::Mmap;
 use serde::{Deserialize, Serialize};
@@ -92,6 +93,14 @@ impl Values {
 
     fn stored(&self, name: &str) -> Option<&[u8]> {
         self.parts.iter().find_map(|w| w.get(name))
+    }
+
+    /// Gives back the memory of all that was read.
+    pub(crate) fn release(&self) {
+        for part in &self.parts {
+            mapped::release(&part.file);
+            part.referenced.files.iter().for_each(mapped::release);
+        }
     }
 
     /// Whether a tensor is stored.
