@@ -49,6 +49,7 @@ mod memory;
 mod mesh;
 mod metrics;
 mod muon;
+mod museum;
 mod mutants;
 mod numerics;
 mod offload;
