@@ -17,6 +17,7 @@ pub(super) fn check(config: &Config) -> Report {
         offload(config),
         group(config),
         muon(config),
+        separator(config),
     ];
     Report { diagnostics: found.into_iter().flatten().collect() }
 }
@@ -61,6 +62,18 @@ fn one_cycle_warm_up(config: &Config) -> Option<Diagnostic> {
     (s.kind == ScheduleKind::OneCycle && s.warmup_steps > 0).then(|| {
         let help = "one_cycle warms up itself, over schedule.pct_start of all steps";
         wrong("`schedule.warmup_steps` with a one_cycle schedule".into(), help)
+    })
+}
+
+/// Labels of the token that ends a document, which a model then never learns to give.
+fn separator(config: &Config) -> Option<Diagnostic> {
+    let separator = config.data.document_separator?;
+    (i64::try_from(separator) == Ok(config.loss.ignore_index)).then(|| {
+        let message = format!(
+            "`loss.ignore_index` is {separator}, and so is `data.document_separator`: no label of \
+             the token that ends a document would count"
+        );
+        wrong(message, "pad with another token, or with -100 in the labels")
     })
 }
 

@@ -118,7 +118,7 @@ pub const LINTS: [Lint; 25] = [
     lint("L20", Level::Warning, "a loss that expects logits receives probabilities, or the logarithm of a sigmoid is taken: saturated values give infinities and zero gradients",
         "pass the logits to the loss: loss.kind = \"bce_with_logits\" or \"cross_entropy\" on the output before the sigmoid or softmax",
         "l20_losses_of_probabilities"),
-    lint("L21", Level::Warning, "integers stored as floats exceed the exact range: 2048 in f16, 256 in bf16",
+    lint("L21", Level::Warning, "integers stored as floats exceed the exact range: 2048 in f16, 256 in bf16; or may, where a matmul reads an input of unknown range",
         "keep positions, counts and coordinates in integers, or in fp32 with a precision override for this scope",
         "l21_integers_in_floats"),
     lint("L22", Level::Warning, "learning rate times weight decay is below the resolution of the parameters, which do not decay",

@@ -1,7 +1,7 @@
 //! L18 and L21: values that their dtype cannot represent: masks, weights, and integers stored as floats.
 
-use super::Findings;
 use super::range::Ranges;
+use super::{Findings, source};
 use frit_ir::ops::BinaryFn;
 use frit_ir::{DType, Graph, Node, Op, ValueId};
 use std::collections::HashSet;
@@ -17,6 +17,7 @@ pub(super) fn lint(graph: &Graph, ranges: &Ranges, found: &mut Findings) {
         }
         weights(graph, ranges, node, found);
         integers(graph, ranges, node, found);
+        unbounded(graph, ranges, node, found);
     }
 }
 
@@ -135,5 +136,27 @@ fn integers(graph: &Graph, ranges: &Ranges, node: &Node, found: &mut Findings) {
             exact(dtype)
         );
         found.add("L21", &node.origin, node.op.name(), message);
+    }
+}
+
+/// Matmuls of integers that the model is fed, such as positions by the frequencies of rotations, if nothing bounds these.
+fn unbounded(graph: &Graph, ranges: &Ranges, node: &Node, found: &mut Findings) {
+    if !matches!(node.op, Op::MatMul(_)) {
+        return;
+    }
+    for &v in &node.inputs {
+        let dtype = graph.ty(v).dtype;
+        let (fed, id) = source(graph, v);
+        let Op::Input(input) = &graph.node(id).op else { continue };
+        let counts = !input.ty.dtype.is_float() && input.ty.dtype != DType::Bool;
+        if !dtype.is_low_precision() || !counts || ranges.get(fed).max_abs().is_finite() {
+            continue;
+        }
+        let message = format!(
+            "a matmul reads the integers of `{}` in {dtype}, which is exact up to {} only; declare their range in data.ranges",
+            input.name,
+            1_u64 << (dtype.mantissa_bits() + 1)
+        );
+        found.add("L21", &node.origin, &input.name, message);
     }
 }

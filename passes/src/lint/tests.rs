@@ -263,6 +263,27 @@ return %q as \"y\"",
     assert!(positions(4096, "f32").is_empty());
 }
 
+/// Positions that are an input, times the frequencies of rotations.
+#[test]
+fn l21_matmuls_of_integers_of_unknown_range() {
+    let product = |from: &str, dtype: &str, range: Option<(f64, f64)>| {
+        let body = format!(
+            "%p: {from}[8, 1] = input {{name = \"p\", ty = {{\"dtype\": \"{from}\", \"shape\": [8, 1]}}}}
+%f: {dtype}[1, 4] = constant {{ty = {{\"dtype\": \"{dtype}\", \"shape\": [1, 4]}}, splat = 0.5}}
+%c: {dtype}[8, 1] = cast %p {{to = \"{dtype}\"}}
+%y: {dtype}[8, 4] = matmul %c, %f
+return %y as \"y\""
+        );
+        let inputs = range.map(|r| ("p".to_string(), r)).into_iter().collect();
+        Plain { inputs, ..Plain::default() }.ids(&body, |_| {})
+    };
+    assert_eq!(product("i64", "bf16", None), ["L21"]);
+    assert!(product("i64", "bf16", Some((0.0, 255.0))).is_empty());
+    assert!(product("i64", "f32", None).is_empty());
+    assert!(product("bool", "bf16", None).is_empty());
+    assert!(product("f32", "bf16", None).is_empty());
+}
+
 #[test]
 fn l22_decay_below_the_resolution() {
     let decay = |x: f64| ids(&matmul("bf16", 16), move |f| f.decay = Some(x));

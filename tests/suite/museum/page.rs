@@ -16,7 +16,8 @@ pub(super) fn page(exhibits: &[Exhibit]) -> String {
     page.push_str(
         "\nTrainCheck (OSDI 2025) reproduced 20 errors; the list of its artifact, from which these entries come, names 18 of them, and its\n\
          documentation tells of others. TTrace (arXiv 2506.09280) found 14 bugs of Megatron-LM and TransformerEngine; its table was not at\n\
-         hand, so only those are entered under its name that other sources attribute to it. The rest are issues and pull requests.\n",
+         hand, so only those are entered under its name that other sources attribute to it. The rest are issues and pull requests.\n\
+         Links of one entry report the same mistake.\n",
     );
     for status in Status::ALL {
         let of: Vec<&Exhibit> = exhibits.iter().filter(|e| e.status == status).collect();
@@ -57,16 +58,34 @@ fn entry(page: &mut String, exhibit: &Exhibit) {
     let Exhibit { name, title, source, link, also, happened, here, untested, attempts, .. } =
         exhibit;
     let reports = std::iter::once(link).chain(also).map(|l| format!("[{}]({l})", label(l)));
-    let reports: Vec<String> = reports.collect();
-    let _ = write!(page, "\n### {title}\n\n{source} · {} · `{name}.toml`\n\n", reports.join(", "));
-    let _ = write!(page, "{happened}\n\n**Here:** {here}\n");
+    let reports = reports.collect::<Vec<_>>().join(", ");
+    let _ = write!(page, "\n### {title}\n\n{source} · {reports} · `{name}.toml`\n\n");
+    let _ = write!(page, "{}\n\n{}\n", filled(happened), filled(&format!("**Here:** {here}")));
     if let Some(why) = untested {
-        let _ = write!(page, "\nNot tested: {why}\n");
+        let _ = write!(page, "\n{}\n", filled(&format!("Not tested: {why}.")));
     }
     if !attempts.is_empty() {
         page.push('\n');
-        attempts.iter().for_each(|a| drop(writeln!(page, "- {}", a.described())));
+        for attempt in attempts {
+            let _ = writeln!(page, "- {}", attempt.described());
+        }
     }
+}
+
+/// The text in lines of at most 140 characters.
+fn filled(text: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("a line");
+        if line.is_empty() {
+            *line = word.into();
+        } else if line.chars().count() + 1 + word.chars().count() <= 140 {
+            *line += &format!(" {word}");
+        } else {
+            lines.push(word.into());
+        }
+    }
+    lines.join("\n")
 }
 
 /// `owner/repository#number` for issues and pull requests, else the host and path.
