@@ -163,7 +163,7 @@ impl Attempt {
             Expected::Unchanged { .. } => "exactly the others change".into(),
             Expected::Moved(norm) => format!("the update has norm {norm}"),
             Expected::Reshuffled(_) => "every epoch has all examples, in another order".into(),
-            Expected::Stops { code, .. } => format!("`frit run` refuses it ({code})"),
+            Expected::Stops { code, .. } => format!("`frit run` ends with an error ({code})"),
             Expected::Runs => "it trains, and nothing is said".into(),
             Expected::NoCommand { .. } => "there is no such command".into(),
         };

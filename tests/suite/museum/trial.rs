@@ -9,6 +9,7 @@ use frit::config::Config;
 use frit::diagnostics::{Report, of_run};
 use frit::plan_dir::Stored;
 use frit_passes::verify_plan::verify_plan;
+use frit_runtime::RunError;
 use frit_runtime::checkpoint::CheckpointOptions;
 use frit_runtime::run::{RunOptions, RunReport, run};
 use safetensors::{Dtype, SafeTensors};
@@ -187,7 +188,7 @@ impl Setup {
         };
         let report = run(&plan, &options).map_err(|e| said(&of_run(e).into()))?;
         if let Some(stopped) = &report.stopped {
-            return Err(format!("{stopped:?}"));
+            return Err(said(&of_run(RunError::Diverged(stopped.clone())).into()));
         }
         let rates = std::fs::read_to_string(&metrics).expect("metrics");
         let rate = |line: &str| {
