@@ -160,7 +160,8 @@ impl Attempt {
             }
             Expected::Dtypes(dtypes) => dtypes.join(", "),
             Expected::Resumed { .. } => "the same bits as without the interruption".into(),
-            Expected::Unchanged { .. } => "exactly the others change".into(),
+            Expected::Unchanged { kept, .. } if kept.is_empty() => "they do".into(),
+            Expected::Unchanged { .. } => "the others change, these do not".into(),
             Expected::Moved(norm) => format!("the update has norm {norm}"),
             Expected::Reshuffled(_) => "every epoch has all examples, in another order".into(),
             Expected::Stops { code, .. } => format!("`frit run` ends with an error ({code})"),
