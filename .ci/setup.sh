@@ -17,6 +17,8 @@
 #                           `export FRIT_PYTHON=DIR`, or a notice and nothing
 #   .ci/setup.sh --mpi          also Open MPI, for the tests of the feature `mpi`; prints
 #                           `export FRIT_MPI=1`, or a notice and nothing
+#   .ci/setup.sh --z3           also the solver Z3, for the proofs of the rewrite rules; prints
+#                           `export FRIT_Z3=PATH`, or a notice and nothing
 #   .ci/setup.sh --chromium     also the browser Chromium, for the tests of the report's page; prints
 #                           `export FRIT_CHROMIUM=PATH`, or a notice and nothing
 set -euo pipefail
@@ -229,6 +231,15 @@ has_mpi() {
     return 1
 }
 
+# The path of Z3: FRIT_Z3, or that of the PATH; installed if need be.
+z3_path() {
+    [[ -x ${FRIT_Z3:-} ]] && { echo "$FRIT_Z3"; return; }
+    command -v z3 && return
+    command -v apt-get >/dev/null && apt_install z3 && command -v z3 && return
+    note "Z3 cannot be installed: the proofs of the rewrite rules will be skipped"
+    return 1
+}
+
 # The path of Chromium: FRIT_CHROMIUM, or that of the PATH; installed if need be.
 chromium_path() {
     [[ -x ${FRIT_CHROMIUM:-} ]] && { echo "$FRIT_CHROMIUM"; return; }
@@ -238,7 +249,7 @@ chromium_path() {
     return 1
 }
 
-want_ptxas=false want_cudnn=false want_onnx_tests=false want_onnxruntime=false want_python=false want_mpi=false want_chromium=false only_check=false
+want_ptxas=false want_cudnn=false want_onnx_tests=false want_onnxruntime=false want_python=false want_mpi=false want_z3=false want_chromium=false only_check=false
 for argument in "$@"; do
     case $argument in
     --ptxas) want_ptxas=true ;;
@@ -247,6 +258,7 @@ for argument in "$@"; do
     --onnxruntime) want_onnxruntime=true ;;
     --python) want_python=true ;;
     --mpi) want_mpi=true ;;
+    --z3) want_z3=true ;;
     --chromium) want_chromium=true ;;
     --check) only_check=true ;;
     *) note "unknown argument $argument"; exit 2 ;;
@@ -290,6 +302,9 @@ if $want_python && path=$(packages_path python "${FRIT_PYTHON:-}" "${PYTHON_PACK
 fi
 if $want_mpi && has_mpi; then
     echo "export FRIT_MPI=1"
+fi
+if $want_z3 && path=$(z3_path); then
+    echo "export FRIT_Z3=$path"
 fi
 if $want_chromium && path=$(chromium_path); then
     echo "export FRIT_CHROMIUM=$path"

@@ -26,8 +26,11 @@ pub mod offload;
 mod order;
 pub mod pad_tensor_cores;
 pub mod pass;
+#[cfg(test)]
+mod proof;
 pub mod raise;
 pub mod recompute;
+pub mod rule;
 pub mod schedule;
 pub mod shard;
 pub mod simplify;

@@ -24,6 +24,8 @@ pub enum Requirement {
     Python,
     /// Where Python finds onnx, onnxruntime and tokenizers: `$FRIT_ONNXRUNTIME`, or where `.ci/setup.sh` puts them.
     Onnxruntime,
+    /// The solver: `$FRIT_Z3`, or `z3` in the path.
+    Z3,
     /// The browser: `$FRIT_CHROMIUM`, or `chromium` in the path.
     Chromium,
 }
@@ -38,6 +40,7 @@ impl Requirement {
             Requirement::OnnxTests => "onnx-tests",
             Requirement::Python => "python",
             Requirement::Onnxruntime => "onnxruntime",
+            Requirement::Z3 => "z3",
             Requirement::Chromium => "chromium",
         }
     }
@@ -59,6 +62,7 @@ impl Requirement {
         let fetched = |path: &str| Some(workspace().join(path)).filter(|path| path.is_dir());
         match self {
             Requirement::Ptxas => given("FRIT_PTXAS").or_else(|| in_path("ptxas")),
+            Requirement::Z3 => given("FRIT_Z3").or_else(|| in_path("z3")),
             Requirement::Chromium => given("FRIT_CHROMIUM").or_else(|| in_path("chromium")),
             Requirement::Nvrtc => given("FRIT_NVRTC"),
             Requirement::Cudnn => given("FRIT_CUDNN"),

@@ -3,28 +3,59 @@
 //! A pointwise node broadcasts its operands, so an `expand` before it is removed if the result keeps its shape, or moved behind it
 //! otherwise; a constant of equal elements becomes a scalar.
 
-use super::{Rewrite, Rewritten, add, constant};
+use super::{Rewrite, Rewritten, Rule, add, constant};
+use crate::rule::Statement;
 use frit_ir::ops::Expand;
 use frit_ir::{Graph, NodeId, Op, Shape, Tensor, ValueId};
 
-/// Simplifies the operands of one pointwise node.
-pub(super) fn simplify(graph: &mut Graph, id: NodeId) -> Rewritten {
-    if !graph.node(id).op.is_pointwise() {
-        return Ok(Rewrite::None);
-    }
-    if drop_expands(graph, id)? || shrink_constants(graph, id)? {
-        return Ok(Rewrite::Edited);
-    }
-    hoist(graph, id)
-}
+/// Rules about operands of pointwise operations.
+pub(super) const RULES: &[Rule] = &[
+    Rule {
+        statement: Statement::bits(
+            "pointwise-of-expand",
+            "f(expand(x), …) = f(x, …) if the result keeps its shape",
+            &[
+                "add(expand{shape=[a,b]}(x:f32[<b|a,1|1,1|>]),y:f32[a,b])",
+                "add(y:f32[a,b],expand{shape=[<1,b|a,b>]}(x:f32[b]))",
+                "select(expand{shape=[a,b]}(c:bool[a,1]),x:f32[a,b],expand{shape=[a,b]}(y:f32[]))",
+                "mul(expand{shape=[a,b]}(x:f32[a,1]),expand{shape=[a,b]}(y:f32[b]))",
+            ],
+        ),
+        apply: drop_expands,
+    },
+    Rule {
+        statement: Statement::bits(
+            "constant-of-equal-elements",
+            "f(x, [c, c, …]) = f(x, c) if the result keeps its shape",
+            &["add(x:f32[a,b],@c:f32[<b|a,b|a,1>])", "sub(@c:f32[a,b],x:f32[a,b])"],
+        ),
+        apply: shrink_constants,
+    },
+    Rule {
+        statement: Statement::bits(
+            "expand-out-of-pointwise",
+            "f(expand(x), …) = expand(f(x, …)) if f computes fewer elements",
+            &[
+                "<exp|neg|is_nan>(expand{shape=[a,b]}(x:f32[<b|a,1|>]))",
+                "cast{to=\"bf16\"}(expand{shape=[a,b]}(x:f32[b]))",
+                "sub(expand{shape=[a,b,c]}(x:f32[b,1]),expand{shape=[a,b,c]}(y:f32[c]))",
+                "select(expand{shape=[a,b]}(c:bool[b]),x:f32[b],expand{shape=[a,b]}(y:f32[]))",
+            ],
+        ),
+        apply: hoist,
+    },
+];
 
 /// The shape that these operands broadcast to.
 fn joint_shape(graph: &Graph, inputs: &[ValueId]) -> Option<Shape> {
     inputs.iter().try_fold(Shape::scalar(), |shape, v| shape.broadcast(&graph.ty(*v).shape))
 }
 
-fn drop_expands(graph: &mut Graph, id: NodeId) -> Result<bool, frit_ir::GraphError> {
+fn drop_expands(graph: &mut Graph, id: NodeId) -> Rewritten {
     let node = graph.node(id);
+    if !node.op.is_pointwise() {
+        return Ok(Rewrite::None);
+    }
     let shape = graph.ty(node.outputs[0]).shape.clone();
     let mut inputs = node.inputs.clone();
     let mut changed = false;
@@ -40,14 +71,18 @@ fn drop_expands(graph: &mut Graph, id: NodeId) -> Result<bool, frit_ir::GraphErr
             inputs[i] = wide;
         }
     }
-    if changed {
-        graph.set_inputs(id, inputs)?;
+    if !changed {
+        return Ok(Rewrite::None);
     }
-    Ok(changed)
+    graph.set_inputs(id, inputs)?;
+    Ok(Rewrite::Edited)
 }
 
-fn shrink_constants(graph: &mut Graph, id: NodeId) -> Result<bool, frit_ir::GraphError> {
+fn shrink_constants(graph: &mut Graph, id: NodeId) -> Rewritten {
     let node = graph.node(id);
+    if !node.op.is_pointwise() {
+        return Ok(Rewrite::None);
+    }
     let shape = graph.ty(node.outputs[0]).shape.clone();
     let inputs = node.inputs.clone();
     for (i, &input) in inputs.iter().enumerate() {
@@ -64,9 +99,9 @@ fn shrink_constants(graph: &mut Graph, id: NodeId) -> Result<bool, frit_ir::Grap
         let mut inputs = inputs.clone();
         inputs[i] = scalar;
         graph.set_inputs(id, inputs)?;
-        return Ok(true);
+        return Ok(Rewrite::Edited);
     }
-    Ok(false)
+    Ok(Rewrite::None)
 }
 
 fn first_element(tensor: &Tensor) -> Tensor {
@@ -80,6 +115,9 @@ fn first_element(tensor: &Tensor) -> Tensor {
 /// Computes before broadcasting: `f(expand(x), c)` is `expand(f(x, c))`.
 fn hoist(graph: &mut Graph, id: NodeId) -> Rewritten {
     let node = graph.node(id);
+    if !node.op.is_pointwise() {
+        return Ok(Rewrite::None);
+    }
     let y = graph.ty(node.outputs[0]).shape.clone();
     let mut found = false;
     let mut inputs = node.inputs.clone();

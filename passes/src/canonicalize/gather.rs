@@ -4,12 +4,26 @@
 //! `c + a·j` for one coordinate `j` of the result, or constant, the gather reads a strided box and repeats it along the coordinates
 //! that no index depends on.
 
-use super::{Rewrite, Rewritten, add, known_value};
+use super::{Rewrite, Rewritten, Rule, add, known_value};
+use crate::rule::{Claim, Statement};
 use frit_ir::ops::{Expand, Gather, GatherNd, Reshape, Slice, Transpose};
 use frit_ir::{Graph, GraphError, NodeId, Op, Shape, ValueId};
 
-/// Simplifies one gather.
-pub(super) fn simplify(graph: &mut Graph, id: NodeId) -> Rewritten {
+/// Rules about gathers.
+pub(super) const RULES: &[Rule] = &[Rule {
+    statement: Statement {
+        name: "gather-of-regular-indices",
+        equation: "gather(x, i) = expand(transpose(slice(x))) if i is constant, and regular along each axis",
+        claim: Claim::Tested {
+            bits: true,
+            test: "canonicalize::gather::tests::every_small_table_of_indices",
+            why: "the condition is on the values of a table: every table of up to four indices or pairs is tried",
+        },
+    },
+    apply: to_box,
+}];
+
+fn to_box(graph: &mut Graph, id: NodeId) -> Rewritten {
     let node = graph.node(id);
     let (lead, depth) = match &node.op {
         Op::Gather(Gather { axis }) => (*axis, None),
@@ -152,6 +166,30 @@ mod tests {
         assert_eq!(before[0].1.to_f64s(), after[0].1.to_f64s());
         assert_eq!(before[0].1.ty, after[0].1.ty);
         !g.nodes().any(|(_, n)| matches!(n.op, Op::Gather(_) | Op::GatherNd(_)))
+    }
+
+    #[test]
+    fn every_small_table_of_indices() {
+        let tables = |n: u32, size: i64| {
+            let names = 2 * size;
+            (0..names.pow(n)).map(move |table| -> Vec<i64> {
+                (0..n).map(|i| table / names.pow(i) % names - size).collect()
+            })
+        };
+        let gather = |axis| Op::Gather(Gather { axis });
+        let nd = |batch_dims| Op::GatherNd(GatherNd { batch_dims });
+        let mut views = 0;
+        for values in tables(3, 3) {
+            views += usize::from(becomes_view(gather(0), &[3, 2], &[3], values.clone()));
+            views += usize::from(becomes_view(gather(1), &[2, 3], &[3, 1], values.clone()));
+            views += usize::from(becomes_view(nd(0), &[3, 2], &[3, 1], values));
+        }
+        for values in tables(4, 2) {
+            views += usize::from(becomes_view(gather(1), &[2, 2, 2], &[2, 2], values.clone()));
+            views += usize::from(becomes_view(nd(1), &[2, 2], &[2, 2, 1], values.clone()));
+            views += usize::from(becomes_view(nd(0), &[2, 2, 3], &[2, 2], values));
+        }
+        assert!(views > 300, "{views}");
     }
 
     #[test]

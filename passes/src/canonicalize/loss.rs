@@ -1,12 +1,36 @@
 //! Cross-entropy of logits whose class axis is cut: it reads the uncut rows and leaves their further columns out, so that neither
 //! the logits nor their gradient are copied.
 
-use super::{Rewrite, Rewritten, add};
+use super::{Rewrite, Rewritten, Rule, add};
+use crate::rule::Statement;
 use frit_ir::ops::{BinaryFn, CrossEntropy, Pad, Slice};
 use frit_ir::{Graph, GraphError, NodeId, Op, ValueId};
 
+/// Rules about cross-entropies.
+pub(super) const RULES: &[Rule] = &[Rule {
+    statement: Statement::bits(
+        "loss-of-first-columns",
+        "cross_entropy(slice(x)) = cross_entropy{classes}(x) if the slice has the first columns",
+        &[
+            "cross_entropy{ignore_index=-100}(slice{start=[0,0],size=[a,b],step=[1,1]}(x:f32[a,c]),l:i64[a])",
+            "cross_entropy{ignore_index=-100,classes=a}(slice{start=[d,0],size=[a,b],step=[-1,1]}(x:f32[e,c]),l:i64[a])",
+        ],
+    ),
+    apply: simplify,
+}];
+
+/// The rule that [`read_padded_logits`] applies before.
+pub(crate) const BIAS: Statement = Statement::bits(
+    "bias-before-cut",
+    "cross_entropy(slice(x) + bias) = cross_entropy(slice(x + pad(bias))), with any number of additions and casts",
+    &[
+        "cross_entropy{ignore_index=-100}(add(slice{start=[0,0],size=[a,b],step=[1,1]}(x:f32[a,c]),y:f32[<b|1,b>]),l:i64[a])",
+        "cross_entropy{ignore_index=-100}(cast{to=\"f32\"}(add(y:f16[b],slice{start=[0,0],size=[a,b],step=[1,1]}(x:f16[a,c]))),l:i64[a])",
+    ],
+);
+
 /// `cross_entropy(slice(x))` → `cross_entropy {classes}(x)` where the slice has the first columns of `x`.
-pub(super) fn simplify(graph: &mut Graph, id: NodeId) -> Rewritten {
+fn simplify(graph: &mut Graph, id: NodeId) -> Rewritten {
     let node = graph.node(id);
     let Op::CrossEntropy(CrossEntropy { ignore_index, classes }) = node.op else {
         return Ok(Rewrite::None);
@@ -37,7 +61,7 @@ pub(super) fn simplify(graph: &mut Graph, id: NodeId) -> Rewritten {
 /// `cross_entropy(slice(x) + bias)` → `cross_entropy(slice(x + pad(bias)))`, with any number of additions and casts.
 ///
 /// The additional columns are finite, so their gradient, zero, stays zero.
-fn move_cut_behind_bias(graph: &mut Graph, id: NodeId) -> Result<(), GraphError> {
+pub(crate) fn move_cut_behind_bias(graph: &mut Graph, id: NodeId) -> Result<(), GraphError> {
     if !matches!(graph.node(id).op, Op::CrossEntropy(_)) {
         return Ok(());
     }

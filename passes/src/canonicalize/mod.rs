@@ -2,20 +2,22 @@
 //!
 //! In: any graph. Out: an equivalent graph in which constants are folded, equal nodes merged, dead nodes removed, and no-ops removed:
 //! casts to the same dtype, identity layouts, operations with neutral constants, broadcasts that the consumer performs itself. Gathers
-//! with regular indices are slices. Cross-entropy reads padded rows of logits. Every rewrite is bit-exact (`x + 0` stays: it turns −0 into 0).
+//! with regular indices are slices. Cross-entropy reads padded rows of logits. Every rewrite is bit-exact (`x + 0` stays: it turns −0 into 0):
+//! [`RULES`] says how that is proved.
 
 mod arithmetic;
 mod broadcast;
 mod cse;
 mod fold;
 mod gather;
-mod layout;
-mod loss;
+pub(crate) mod layout;
+pub(crate) mod loss;
 
 pub(crate) use fold::known_value;
 pub(crate) use loss::read_padded_logits;
 
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
+use crate::rule::Statement;
 use frit_ir::ops::Constant;
 use frit_ir::{Code, Diagnostic, Graph, GraphError, NodeId, Op, Origin, Tensor, ValueId};
 use std::collections::HashMap;
@@ -131,21 +133,46 @@ impl From<Option<ValueId>> for Rewrite {
 
 type Rewritten = Result<Rewrite, GraphError>;
 
+/// A rewrite of one node.
+#[derive(Clone, Copy)]
+pub struct Rule {
+    /// What it states.
+    pub statement: Statement,
+    apply: fn(&mut Graph, NodeId) -> Rewritten,
+}
+
+impl std::fmt::Debug for Rule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", self.statement)
+    }
+}
+
+/// The rules, in the order in which they are tried.
+pub const RULES: &[&[Rule]] =
+    &[layout::RULES, arithmetic::RULES, broadcast::RULES, gather::RULES, loss::RULES];
+
 fn rewrite(graph: &mut Graph, id: NodeId) -> Rewritten {
-    let rules = [
-        layout::simplify,
-        arithmetic::simplify,
-        broadcast::simplify,
-        gather::simplify,
-        loss::simplify,
-    ];
-    for rule in rules {
-        match rule(graph, id)? {
+    for rule in RULES.iter().copied().flatten() {
+        match (rule.apply)(graph, id)? {
             Rewrite::None => {}
             done => return Ok(done),
         }
     }
     Ok(Rewrite::None)
+}
+
+/// Applies the rule to the node of the first output. Whether it applied.
+#[cfg(test)]
+pub(crate) fn apply_once(rule: &Rule, graph: &mut Graph) -> bool {
+    let root = graph.outputs[0].value;
+    let id = graph.value(root).def;
+    match (rule.apply)(graph, id).expect("the rule makes what fits") {
+        Rewrite::None => return false,
+        Rewrite::Edited => {}
+        Rewrite::To(value) => graph.replace_uses(root, value),
+    }
+    sort(graph).expect("there is no cycle");
+    true
 }
 
 /// Adds a node that stands for (part of) the node `id`.

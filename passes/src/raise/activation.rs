@@ -4,7 +4,8 @@
 //! `x·sigmoid(x)`, with factors in any order and association.
 
 use super::matcher::{Matcher, Product, near};
-use super::{Raised, Step};
+use super::{Raised, Rule, Step};
+use crate::rule::Statement;
 use frit_ir::ops::{BinaryFn, UnaryFn};
 use frit_ir::{Op, ValueId};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_PI};
@@ -12,8 +13,26 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_PI};
 /// Factor of the cube in the tanh form.
 const CUBIC: f64 = 0.044715;
 
+/// The rule.
+pub(super) const RULE: Rule = Rule {
+    statement: Statement::reals(
+        "activation",
+        "½·x·(1 + erf(x/√2)) = gelu(x); ½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))) = gelu_tanh(x); x·sigmoid(x) = silu(x); scalars up to 1e-5",
+        ACTIVATIONS,
+    ),
+    apply: raise,
+};
+
+/// Factors in each order and association that exporters write, and others.
+const ACTIVATIONS: &[&str] = &[
+    "mul(<x:f32[a],sigmoid(x)|sigmoid(x:f32[a]),x>)",
+    "u=<mul(x:f32[a],0.7071067811865476:f32[])|div(x:f32[a],1.4142135623730951:f32[])>;g=add(<erf(u),1:f32[]|1:f32[],erf(u)>);<mul(mul(x,0.5:f32[]),g)|mul(x,mul(g,0.5:f32[]))|mul(0.5:f32[],mul(x,g))|div(mul(g,x),2:f32[])>",
+    "s=add(x:f32[a],mul(0.044715:f32[],<pow(x,3:f32[])|mul(x,mul(x,x))|mul(mul(x,x),x)|mul(x,pow(x,2:f32[]))>));mul(mul(x,0.5:f32[]),add(tanh(mul(s,0.7978845608028654:f32[])),1:f32[]))",
+    "s=add(mul(0.044715:f32[],<mul(x:f32[a],x)|pow(x:f32[a],2:f32[])>),1:f32[]);mul(x,mul(0.5:f32[],add(1:f32[],tanh(mul(mul(x,0.7978845608028654:f32[]),s)))))",
+];
+
 /// An activation whose last node defines `y`.
-pub(super) fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
+fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
     m.binary(y, BinaryFn::Mul).or_else(|| m.binary(y, BinaryFn::Div))?;
     let (f, x) = m.products(y).iter().find_map(|p| activation(m, p))?;
     (m.graph.ty(x) == m.graph.ty(y)).then(|| {

@@ -7,14 +7,34 @@
 
 use super::mask::{Mask, Masks};
 use super::matcher::{Matcher, near};
-use super::{Raised, Step};
+use super::{Raised, Rule, Step};
+use crate::rule::Statement;
 use frit_ir::ops::attention::Sight;
 use frit_ir::ops::{Attention, BinaryFn, MatMul, PredicateFn, Reshape, Transpose, UnaryFn};
 use frit_ir::{Op, Shape, ValueId};
 use std::collections::HashSet;
 
+/// The rule.
+pub(super) const RULE: Rule = Rule {
+    statement: Statement::reals(
+        "attention",
+        "softmax(scale·q·kᵀ + mask)·v = attention(q, k, v, mask); filled masks, causal ones and windows: test `raise::mask::tests::every_small_mask`",
+        ATTENTIONS,
+    ),
+    apply: raise,
+};
+
+/// The scale in each place, an added mask, keys as columns, groups of heads, three axes.
+const ATTENTIONS: &[&str] = &[
+    "s=mul(matmul{trans_a=false,trans_b=true}(q:f32[a,b,c,d],k:f32[a,b,e,d]),0.25:f32[]);matmul{trans_a=false,trans_b=false}(softmax{axis=3}(<s|add(s,m:f32[a,b,c,e])>),v:f32[a,b,e,f])",
+    "s=matmul{trans_a=false,trans_b=true}(mul(q:f32[a,b,c,d],0.5:f32[]),div(k:f32[a,b,e,d],4:f32[]));matmul{trans_a=false,trans_b=false}(softmax{axis=3}(s),v:f32[a,b,e,f])",
+    "s=matmul{trans_a=false,trans_b=false}(q:f32[a,b,c,d],k:f32[a,b,d,e]);matmul{trans_a=false,trans_b=false}(softmax{axis=3}(div(s,8:f32[])),v:f32[a,b,e,f])",
+    "s=matmul{trans_a=false,trans_b=true}(q:f32[a,c,d],k:f32[a,e,d]);matmul{trans_a=false,trans_b=false}(softmax{axis=2}(mul(s,0.25:f32[])),v:f32[a,e,f])",
+    "k=reshape{shape=[2,a*b,c,d]}(expand{shape=[2,a,b,c,d]}(p:f32[2,a,1,c,d]));v=reshape{shape=[2,a*b,c,f]}(expand{shape=[2,a,b,c,f]}(w:f32[2,a,1,c,f]));s=matmul{trans_a=false,trans_b=true}(q:f32[2,a*b,e,d],k);matmul{trans_a=false,trans_b=false}(softmax{axis=3}(mul(s,0.25:f32[])),v)",
+];
+
 /// An attention whose last node defines `y`.
-pub(super) fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
+fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
     let [weights, v] = matmul(m, y, false)?;
     let scores = softmax(m, weights)?;
     let ty = m.graph.ty(scores);

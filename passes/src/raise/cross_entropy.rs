@@ -1,12 +1,26 @@
 //! Cross-entropy per row from its parts: `−log_softmax(logits)[label]`.
 
 use super::matcher::Matcher;
-use super::{Raised, Step};
+use super::{Raised, Rule, Step};
+use crate::rule::Statement;
 use frit_ir::ops::{CrossEntropy, Reshape, UnaryFn};
 use frit_ir::{Op, Shape, ValueId};
 
+/// The rule.
+pub(super) const RULE: Rule = Rule {
+    statement: Statement::reals(
+        "cross_entropy",
+        "−log_softmax(x)[i, l(i)] = cross_entropy(x, l) of labels that are classes",
+        &[
+            "neg(gather_elements{axis=1}(log_softmax{axis=1}(x:f32[a,b]),l:i64[a,1]))",
+            "neg(reshape{shape=[a,b]}(gather_elements{axis=2}(log_softmax{axis=2}(x:f32[a,b,c]),l:i64[a,b,1])))",
+        ],
+    ),
+    apply: raise,
+};
+
 /// Losses whose last node defines `y`. No label is ignored: none was.
-pub(super) fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
+fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
     let mut picked = m.graph.def(m.unary(y, UnaryFn::Neg)?);
     if let Op::Reshape(_) = picked.op {
         picked = m.graph.def(picked.inputs[0]);

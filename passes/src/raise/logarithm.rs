@@ -4,12 +4,27 @@
 //! infinite from |x| of about 88 on, and their gradients are not numbers.
 
 use super::matcher::{Matcher, near};
-use super::{Raised, Step};
+use super::{Raised, Rule, Step};
+use crate::rule::Statement;
 use frit_ir::ops::{BinaryFn, UnaryFn};
 use frit_ir::{Op, ValueId};
 
+/// The rule.
+pub(super) const RULE: Rule = Rule {
+    statement: Statement::reals(
+        "logarithm",
+        "ln sigmoid(x) = −softplus(−x); ln(1 − sigmoid(x)) = −softplus(x); ln(1 + exp(x)) = softplus(x)",
+        &[
+            "log(sigmoid(x:f32[a]))",
+            "log(sub(1:f32[],sigmoid(x:f32[a])))",
+            "log(add(<1:f32[],exp(x:f32[a])|exp(x:f32[a]),1:f32[]>))",
+        ],
+    ),
+    apply: raise,
+};
+
 /// The logarithm that defines `y`.
-pub(super) fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
+fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
     let argument = m.unary(y, UnaryFn::Log)?;
     let complement = || {
         let [one, gate] = m.binary(argument, BinaryFn::Sub)?;

@@ -16,6 +16,7 @@ mod softmax;
 
 use crate::canonicalize::{canonicalize, sort};
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property};
+use crate::rule::Statement;
 use frit_ir::{Diagnostic, Graph, GraphError, NodeId, Op, ValueId};
 use matcher::Matcher;
 
@@ -59,18 +60,30 @@ impl Raised {
     }
 }
 
-/// The replacement of the value, if it is the result of a composite.
-type Pattern = fn(&Matcher<'_>, ValueId) -> Option<Raised>;
+/// A composite, and how it is recognized.
+#[derive(Clone, Copy)]
+pub struct Rule {
+    /// What it states.
+    pub statement: Statement,
+    /// The replacement of the value, if it is the result of a composite.
+    apply: fn(&Matcher<'_>, ValueId) -> Option<Raised>,
+}
 
-/// The patterns, each once over the whole graph, in this order: a later composite may contain an earlier one.
-const PATTERNS: &[(&str, Pattern)] = &[
-    ("embedding", embedding::raise),
-    ("softmax", softmax::raise),
-    ("norm", norm::raise),
-    ("activation", activation::raise),
-    ("logarithm", logarithm::raise),
-    ("attention", attention::raise),
-    ("cross_entropy", cross_entropy::raise),
+impl std::fmt::Debug for Rule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", self.statement)
+    }
+}
+
+/// The rules, each once over the whole graph, in this order: a later composite may contain an earlier one.
+pub const RULES: &[Rule] = &[
+    embedding::RULE,
+    softmax::RULE,
+    norm::RULE,
+    activation::RULE,
+    logarithm::RULE,
+    attention::RULE,
+    cross_entropy::RULE,
 ];
 
 impl Pass for Raise {
@@ -80,8 +93,8 @@ impl Pass for Raise {
 
     fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
         let mut changed = false;
-        for (name, pattern) in PATTERNS {
-            changed |= apply(graph, context, name, *pattern)?;
+        for rule in RULES {
+            changed |= apply(graph, context, rule)?;
         }
         if changed {
             canonicalize(graph)?;
@@ -90,17 +103,12 @@ impl Pass for Raise {
     }
 }
 
-fn apply(
-    graph: &mut Graph,
-    context: &mut PassContext,
-    name: &str,
-    pattern: Pattern,
-) -> Result<bool, Diagnostic> {
+fn apply(graph: &mut Graph, context: &mut PassContext, rule: &Rule) -> Result<bool, Diagnostic> {
     let mut changed = false;
     let mut rest = graph.order().to_vec();
     // Inner parts of a match are dead only once it is replaced, so matches are made one at a time; a
     // node that did not match is not tried again.
-    while let Some((y, raised)) = next_match(graph, &mut rest, pattern) {
+    while let Some((y, raised)) = next_match(graph, &mut rest, rule) {
         let origin = graph.def(y).origin.by(INFO.name);
         let new = build(graph, y, raised).ok().filter(|new| graph.ty(*new) == graph.ty(y));
         let Some(new) = new else {
@@ -109,7 +117,8 @@ fn apply(
             continue;
         };
         let op = graph.def(new).op.name();
-        context.remark(&origin, format!("raised to {op} (pattern `{name}`)"));
+        let pattern = rule.statement.name;
+        context.remark(&origin, format!("raised to {op} (pattern `{pattern}`)"));
         if let Some(name) = graph.value(y).name.clone() {
             graph.set_name(new, &name);
         }
@@ -122,22 +131,29 @@ fn apply(
 }
 
 /// The last of the remaining nodes that matches; it and later ones are removed from the list.
-fn next_match(
-    graph: &Graph,
-    rest: &mut Vec<NodeId>,
-    pattern: Pattern,
-) -> Option<(ValueId, Raised)> {
+fn next_match(graph: &Graph, rest: &mut Vec<NodeId>, rule: &Rule) -> Option<(ValueId, Raised)> {
     let matcher = Matcher::new(graph);
     while let Some(id) = rest.pop() {
         if !graph.is_live(id) || graph.node(id).op.is_leaf() {
             continue;
         }
         let y = graph.node(id).outputs[0];
-        if let Some(raised) = pattern(&matcher, y) {
+        if let Some(raised) = (rule.apply)(&matcher, y) {
             return Some((y, raised));
         }
     }
     None
+}
+
+/// Applies the rule to the node of the first output. Whether it applied.
+#[cfg(test)]
+pub(crate) fn apply_once(rule: &Rule, graph: &mut Graph) -> bool {
+    let y = graph.outputs[0].value;
+    let Some(raised) = (rule.apply)(&Matcher::new(graph), y) else { return false };
+    let new = build(graph, y, raised).expect("the rule makes what fits");
+    graph.replace_uses(y, new);
+    sort(graph).expect("there is no cycle");
+    true
 }
 
 fn build(graph: &mut Graph, y: ValueId, raised: Raised) -> Result<ValueId, GraphError> {

@@ -4,7 +4,8 @@
 //! any spelling, then optionally `· scale` and `+ bias` of the shape of the normalized axes.
 
 use super::matcher::Matcher;
-use super::{Raised, Step};
+use super::{Raised, Rule, Step};
+use crate::rule::Statement;
 use frit_ir::ops::{BinaryFn, Constant, LayerNorm, ReduceFn, Reshape, RmsNorm};
 use frit_ir::{Op, Shape, Tensor, ValueId};
 
@@ -19,8 +20,26 @@ struct Norm {
     centered: bool,
 }
 
+/// The rule.
+pub(super) const RULE: Rule = Rule {
+    statement: Statement::reals(
+        "norm",
+        "(x − mean x) / √(mean (x − mean x)² + ε) · s + b = layer_norm(x, s, b); x / √(mean x² + ε) · s = rms_norm(x, s)",
+        NORMS,
+    ),
+    apply: raise,
+};
+
+/// The root in each spelling, then scale and bias on either side and in each shape.
+const NORMS: &[&str] = &[
+    "c=sub(x:f32[a,b],reduce{f=\"mean\",axes=[1],keep_dims=true}(x));r=add(reduce{f=\"mean\",axes=[1],keep_dims=true}(mul(c,c)),0.00001:f32[]);<div(c,sqrt(r))|mul(c,rsqrt(r))|mul(reciprocal(sqrt(r)),c)|div(c,pow(r,0.5:f32[]))|mul(c,pow(r,-0.5:f32[]))|mul(c,div(1:f32[],sqrt(r)))>",
+    "c=sub(x:f32[a,b,c],reshape{shape=[a,1,1]}(reduce{f=\"mean\",axes=[1,2],keep_dims=false}(x)));r=add(0.00001:f32[],reduce{f=\"mean\",axes=[1,2],keep_dims=true}(pow(c,2:f32[])));n=div(c,sqrt(r));<n|mul(n,s:f32[b,c])|mul(s:f32[1,b,c],n)>",
+    "c=sub(x:f32[a,b],reduce{f=\"mean\",axes=[1],keep_dims=true}(x));r=add(reduce{f=\"mean\",axes=[1],keep_dims=true}(mul(c,c)),0.00001:f32[]);n=mul(div(c,sqrt(r)),s:f32[b]);<add(n,t:f32[b])|add(t:f32[1,b],n)>",
+    "r=add(reduce{f=\"mean\",axes=[1],keep_dims=true}(<mul(x:f32[a,b],x)|pow(x:f32[a,b],2:f32[])>),0.00001:f32[]);n=<div(x,sqrt(r))|mul(x,rsqrt(r))|mul(pow(r,-0.5:f32[]),x)>;<n|mul(n,s:f32[b])|mul(s:f32[1,b],n)>",
+];
+
 /// A normalization whose last node defines `y`.
-pub(super) fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
+fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
     with_bias(m, y).or_else(|| with_scale(m, y, None)).or_else(|| {
         let norm = normalized(m, y)?;
         build(m, norm, None, None)

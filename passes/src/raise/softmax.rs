@@ -4,12 +4,28 @@
 //! `ln(softmax(x))`, which the single operation computes without underflow.
 
 use super::matcher::Matcher;
-use super::{Raised, Step};
+use super::{Raised, Rule, Step};
+use crate::rule::Statement;
 use frit_ir::ops::{BinaryFn, LogSoftmax, ReduceFn, Softmax, UnaryFn};
 use frit_ir::{Op, ValueId};
 
+/// The rule.
+pub(super) const RULE: Rule = Rule {
+    statement: Statement::reals(
+        "softmax",
+        "exp(x − max x) / Σ exp(x − max x) = softmax(x); (x − max x) − ln Σ exp(x − max x) = ln softmax(x) = log_softmax(x)",
+        &[
+            "e=exp(sub(x:f32[a,b,c],reduce{f=\"max\",axes=[<A=0|1|2>],keep_dims=true}(x)));div(e,reduce{f=\"sum\",axes=[<A>],keep_dims=true}(e))",
+            "e=exp(sub(x:f32[a,b],reduce{f=\"max\",axes=[1],keep_dims=true}(x)));r=reciprocal(reduce{f=\"sum\",axes=[1],keep_dims=true}(e));mul(<e,r|r,e>)",
+            "s=sub(x:f32[a,b],reduce{f=\"max\",axes=[<A=0|1>],keep_dims=true}(x));sub(s,log(reduce{f=\"sum\",axes=[<A>],keep_dims=true}(exp(s))))",
+            "log(softmax{axis=<0|1>}(x:f32[a,b]))",
+        ],
+    ),
+    apply: raise,
+};
+
 /// A softmax whose last node defines `y`.
-pub(super) fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
+fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
     let op = |(x, axis): (ValueId, usize), log: bool| {
         let op = match log {
             true => Op::LogSoftmax(LogSoftmax { axis }),

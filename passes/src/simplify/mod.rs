@@ -8,10 +8,12 @@
 
 mod extract;
 mod language;
+#[cfg(test)]
+pub(crate) mod once;
 mod rebuild;
 pub mod rules;
 mod saturate;
-mod softmax;
+pub(crate) mod softmax;
 #[cfg(test)]
 mod tests;
 mod window;
@@ -20,7 +22,7 @@ use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property};
 use frit_ir::ops::Op;
 use frit_ir::sharding::sharded_values;
 use frit_ir::{Diagnostic, Graph, Origin, ValueId};
-use rules::{Exactness, Rule};
+use rules::Rule;
 use saturate::Solution;
 use std::collections::{BTreeMap, HashMap};
 
@@ -59,8 +61,8 @@ impl Pass for Simplify {
 
     fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
         let mut rules = rules::all();
-        rules.retain(|r| self.approximate || r.exactness == Exactness::Exact);
-        rules.retain(|r| self.narrow_gathers || r.name != rules::CAST_BEFORE_GATHER);
+        rules.retain(|r| self.approximate || r.statement.claim.is_bits());
+        rules.retain(|r| self.narrow_gathers || r.statement.name != rules::CAST_BEFORE_GATHER);
         let before = float_casts(graph);
         let rewritten = softmax::over_last_axis(graph)?;
         let moved = self.run_with(&rules, graph, context)?;

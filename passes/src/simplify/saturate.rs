@@ -83,7 +83,7 @@ impl Filled {
                 for term in &class.nodes {
                     for rule in rules {
                         if let Some(expr) = rule.find(egraph, class.id, term) {
-                            found.push((class.id, expr, rule.name));
+                            found.push((class.id, expr, rule.statement.name));
                         }
                     }
                 }

@@ -3,12 +3,23 @@
 
 use crate::canonicalize::sort;
 use crate::pass::bug;
+use crate::rule::Statement;
 use frit_ir::ops::{LogSoftmax, LogSoftmaxGrad, Softmax, SoftmaxGrad, Transpose};
 use frit_ir::{Diagnostic, Graph, NodeId, Op, ValueId};
 use std::collections::HashMap;
 
+/// What the rewrite states.
+pub(crate) const LAST_AXIS: Statement = Statement::bits(
+    "softmax-over-last-axis",
+    "softmax over an inner axis = transpose(softmax over the last axis(transpose(x))); its logarithm and gradients alike",
+    &[
+        "<softmax|log_softmax>{axis=<0|1|2>}(x:f32[a,b,c,d])",
+        "<softmax_grad|log_softmax_grad>{axis=<0|1>}(x:f32[a,b,c],y:f32[a,b,c])",
+    ],
+);
+
 /// Rewrites every softmax, logarithm of one, and gradient of either. Whether there was one to rewrite.
-pub(super) fn over_last_axis(graph: &mut Graph) -> Result<bool, Diagnostic> {
+pub(crate) fn over_last_axis(graph: &mut Graph) -> Result<bool, Diagnostic> {
     let mut replaced = HashMap::new();
     for id in graph.order().to_vec() {
         let (make, axis): (fn(usize) -> Op, usize) = match &graph.node(id).op {

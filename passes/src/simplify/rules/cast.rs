@@ -1,45 +1,100 @@
 //! Rules for casts: removal, and commuting with other operations.
 
-use super::{Exactness, Expr, Match, Rule};
+use super::{Expr, Match, Rule};
+use crate::canonicalize::layout::{CASTS, is_one_cast};
+use crate::rule::{Claim, Statement};
 use frit_ir::ops::{Cast, Op};
 
 /// Rules about casts.
 pub(super) const RULES: &[Rule] = &[
-    exact("cast-same", "cast[T](x: T) = x", same),
-    exact(
-        "cast-widen-twice",
-        "cast[C](cast[B](x: A)) = cast[C](x) if B holds every A",
-        widen_twice,
-    ),
     Rule {
-        name: "cast-twice",
+        statement: Statement::bits(
+            "cast-same",
+            "cast[T](x: T) = x",
+            &[r#"cast{to="<T=f32|bf16|i64|bool>"}(x:<T>[*])"#],
+        ),
         topic: "cast",
-        exactness: Exactness::Approximate,
-        summary: "cast[C](cast[B](x)) = cast[C](x): rounded once instead of twice",
+        apply: same,
+    },
+    Rule {
+        statement: Statement::floats(
+            "cast-widen-twice",
+            "cast[C](cast[B](x: A)) = cast[C](x) if B holds every A, and C does or is a float or bool, or neither A nor B is a float",
+            CASTS,
+        ),
+        topic: "cast",
+        apply: widen_twice,
+    },
+    Rule {
+        statement: Statement {
+            name: "cast-twice",
+            equation: "cast[C](cast[B](x)) = cast[C](x): rounded once instead of twice",
+            claim: Claim::Approximate,
+        },
+        topic: "cast",
         apply: twice,
     },
-    exact("cast-into-layout", "cast(layout(x)) = layout(cast(x))", into_layout),
-    exact("cast-out-of-layout", "layout(cast(x)) = cast(layout(x))", out_of_layout),
-    exact("cast-into-concat", "cast(concat(x, …)) = concat(cast(x), …)", into_concat),
-    exact("cast-out-of-concat", "concat(cast(x), …) = cast(concat(x, …))", out_of_concat),
+    exact("cast-into-layout", "cast(layout(x)) = layout(cast(x))", CAST_OF_LAYOUT, into_layout),
+    exact("cast-out-of-layout", "layout(cast(x)) = cast(layout(x))", LAYOUT_OF_CAST, out_of_layout),
+    exact(
+        "cast-into-concat",
+        "cast(concat(x, …)) = concat(cast(x), …)",
+        &[
+            r#"cast{to="bf16"}(concat{axis=0}(x:f32[a,b],y:f32[c,b],z:f32[d,b]))"#,
+            r#"cast{to="f64"}(concat{axis=1}(x:f32[a,b],x))"#,
+        ],
+        into_concat,
+    ),
+    exact(
+        "cast-out-of-concat",
+        "concat(cast(x), …) = cast(concat(x, …))",
+        &[
+            r#"concat{axis=0}(cast{to="bf16"}(x:f32[a,b]),cast{to="bf16"}(y:f32[c,b]),cast{to="bf16"}(z:f32[d,b]))"#,
+            r#"concat{axis=1}(cast{to="f32"}(x:bf16[a,b]),cast{to="f32"}(y:bf16[a,c]))"#,
+        ],
+        out_of_concat,
+    ),
     exact(
         "cast-into-rows",
         "cast(embedding(t, i)) = embedding(cast(t), i); gather alike",
+        &[
+            r#"cast{to="bf16"}(embedding(%t:f32[a,b],i:i64[c,d]))"#,
+            r#"cast{to="bf16"}(gather{axis=<0|1|2>}(x:f32[a,b,c],i:i64[<|d|d,e>]))"#,
+        ],
         into_rows,
     ),
     exact(
         "cast-out-of-rows",
         "embedding(cast(t), i) = cast(embedding(t, i)); gather alike",
+        &[
+            r#"embedding(cast{to="bf16"}(%t:f32[a,b]),i:i64[c,d])"#,
+            r#"gather{axis=<0|1|2>}(cast{to="bf16"}(x:f32[a,b,c]),i:i64[<|d|d,e>])"#,
+        ],
         out_of_rows,
     ),
 ];
 
+const CAST_OF_LAYOUT: &[&str] = &[
+    r#"cast{to="bf16"}(transpose{perm=<perm>}(x:f32[*]))"#,
+    r#"cast{to="f64"}(reshape{shape=[<c,a*b|a*b*c|b,a,c>]}(x:f32[a,b,c]))"#,
+    r#"cast{to="bf16"}(expand{shape=[a,b]}(x:f32[<a,1|b||1,1>]))"#,
+    r#"cast{to="bf16"}(slice{start=[c,1],size=[b,b],step=[-1,3]}(x:f32[d,d]))"#,
+];
+
+const LAYOUT_OF_CAST: &[&str] = &[
+    r#"transpose{perm=<perm>}(cast{to="bf16"}(x:f32[*]))"#,
+    r#"reshape{shape=[<c,a*b|a*b*c|b,a,c>]}(cast{to="f64"}(x:f32[a,b,c]))"#,
+    r#"expand{shape=[a,b]}(cast{to="bf16"}(x:f32[<a,1|b||1,1>]))"#,
+    r#"slice{start=[c,1],size=[b,b],step=[-1,3]}(cast{to="bf16"}(x:f32[d,d]))"#,
+];
+
 const fn exact(
     name: &'static str,
-    summary: &'static str,
+    equation: &'static str,
+    before: &'static [&'static str],
     apply: fn(&Match<'_>) -> Option<Expr>,
 ) -> Rule {
-    Rule { name, topic: "cast", exactness: Exactness::Exact, summary, apply }
+    Rule { statement: Statement::bits(name, equation, before), topic: "cast", apply }
 }
 
 fn cast_of<'a>(m: &Match<'a>) -> Option<&'a Cast> {
@@ -58,7 +113,7 @@ fn widen_twice(m: &Match<'_>) -> Option<Expr> {
     let cast = cast_of(m)?;
     // The outer cast keeps its region: the inner may be of an earlier one.
     m.operand(0).find_map(|(op, _, inputs)| match op {
-        Op::Cast(inner) if m.ty(inputs[0]).dtype.widens_to(inner.to) => {
+        Op::Cast(inner) if is_one_cast(m.ty(inputs[0]).dtype, inner.to, cast.to) => {
             Some(m.make(Op::Cast(cast.clone()), inputs))
         }
         _ => None,

@@ -3,7 +3,8 @@
 //! A gather keeps its region: forward and backward gathers of one parameter are separate on purpose. Reductions commute with no cast,
 //! since the sum would be rounded elsewhere.
 
-use super::{Exactness, Expr, Match, Rule};
+use super::{Expr, Match, Rule};
+use crate::rule::Statement;
 use frit_ir::ops::Op;
 
 /// The rule that makes gathers narrower.
@@ -12,17 +13,21 @@ pub(in crate::simplify) const CAST_BEFORE_GATHER: &str = "cast-before-gather";
 /// Rules about collectives.
 pub(super) const RULES: &[Rule] = &[
     Rule {
-        name: CAST_BEFORE_GATHER,
+        statement: Statement::bits(
+            CAST_BEFORE_GATHER,
+            "cast(all_gather [r](x)) = all_gather [r](cast [r](x))",
+            &[r#"cast{to="bf16"}(all_gather{unit=0}($w:f32[a,b]))"#],
+        ),
         topic: "collective",
-        exactness: Exactness::Exact,
-        summary: "cast(all_gather [r](x)) = all_gather [r](cast [r](x))",
         apply: before_gather,
     },
     Rule {
-        name: "cast-after-gather",
+        statement: Statement::bits(
+            "cast-after-gather",
+            "all_gather [r](cast(x)) = cast [r](all_gather [r](x))",
+            &[r#"all_gather{unit=0}(cast{to="bf16"}($w:f32[a,b]))"#],
+        ),
         topic: "collective",
-        exactness: Exactness::Exact,
-        summary: "all_gather [r](cast(x)) = cast [r](all_gather [r](x))",
         apply: after_gather,
     },
 ];

@@ -1,36 +1,110 @@
 //! Rules for transposes and reshapes: they compose, cancel, and move into matmuls.
 
-use super::{Exactness, Expr, Match, Rule};
+use super::{Expr, Match, Rule};
+use crate::rule::Statement;
 use frit_ir::ops::{MatMul, Op, Reshape, Transpose};
 
 /// Rules about the arrangement of elements.
 pub(super) const RULES: &[Rule] = &[
-    exact("transpose-identity", "transpose(x) = x if every axis stays", identity),
-    exact("transpose-compose", "transpose(transpose(x)) = transpose(x)", compose),
+    exact(
+        "transpose-identity",
+        "transpose(x) = x if every axis stays",
+        &["transpose{perm=<identity>}(x:f32[*])"],
+        identity,
+    ),
+    exact(
+        "transpose-compose",
+        "transpose(transpose(x)) = transpose(x)",
+        &["transpose{perm=<perm>}(transpose{perm=<perm>}(x:f32[*]))"],
+        compose,
+    ),
     exact(
         "transpose-is-reshape",
         "transpose(x) = reshape(x) if axes larger than 1 keep their order",
+        &[
+            "transpose{perm=<[0,1,2]|[1,0,2]|[1,2,0]>}(x:f32[1,a,b])",
+            "transpose{perm=<[0,2,1]|[1,0,2]>}(x:f32[a,1,b])",
+            "transpose{perm=<[3,0,1,2]|[0,3,2,1]|[0,2,3,1]|[2,3,0,1]>}(x:f32[a,1,b,1])",
+        ],
         is_reshape,
     ),
-    exact("reshape-same", "reshape(x) = x if the shape stays", reshape_same),
-    exact("reshape-compose", "reshape(reshape(x)) = reshape(x)", reshape_compose),
-    exact("matmul-trans-a", "matmul(transpose(a), b) = matmul{trans_a}(a, b)", |m| operand(m, 0)),
-    exact("matmul-trans-b", "matmul(a, transpose(b)) = matmul{trans_b}(a, b)", |m| operand(m, 1)),
+    exact(
+        "reshape-same",
+        "reshape(x) = x if the shape stays",
+        &["reshape{shape=[<dims>]}(x:f32[*])"],
+        reshape_same,
+    ),
+    exact(
+        "reshape-compose",
+        "reshape(reshape(x)) = reshape(x)",
+        &[
+            "reshape{shape=[c,a*b]}(reshape{shape=[b*c,a]}(x:f32[a,b,c]))",
+            "reshape{shape=[a*b*c]}(reshape{shape=[a,b*c]}(x:f32[a*b,c]))",
+            "reshape{shape=[a,b,c]}(reshape{shape=[a*b*c]}(x:f32[a*b,1,c]))",
+        ],
+        reshape_compose,
+    ),
+    exact(
+        "matmul-trans-a",
+        "matmul(transpose(a), b) = matmul{trans_a}(a, b)",
+        &[
+            "matmul{trans_a=false,trans_b=false}(transpose{perm=[1,0]}(x:f32[a,b]),y:f32[a,c])",
+            "matmul{trans_a=true,trans_b=true}(transpose{perm=[1,0]}(x:f32[a,b]),y:f32[c,b])",
+            "matmul{trans_a=false,trans_b=false}(transpose{perm=[0,2,1]}(x:f32[d,a,b]),y:f32[<d,|>a,c])",
+        ],
+        |m| operand(m, 0),
+    ),
+    exact(
+        "matmul-trans-b",
+        "matmul(a, transpose(b)) = matmul{trans_b}(a, b)",
+        &[
+            "matmul{trans_a=false,trans_b=false}(x:f32[<|d,>a,b],transpose{perm=[1,0]}(y:f32[c,b]))",
+            "matmul{trans_a=true,trans_b=true}(x:f32[b,a],transpose{perm=[1,0]}(y:f32[b,c]))",
+            "matmul{trans_a=false,trans_b=true}(x:f32[d,a,b],transpose{perm=[0,2,1]}(y:f32[d,b,c]))",
+        ],
+        |m| operand(m, 1),
+    ),
     exact(
         "matmul-transposed",
         "transpose(matmul(a, b)) = matmul{trans_a, trans_b}(b, a) of matrices",
+        &[
+            "transpose{perm=[1,0]}(matmul{trans_a=false,trans_b=<G=false|true>}(x:f32[a,b],y:f32[b,b]))",
+            "transpose{perm=[1,0]}(matmul{trans_a=true,trans_b=false}(x:f32[b,a],y:f32[b,c]))",
+            "transpose{perm=[1,0]}(matmul{trans_a=false,trans_b=true}(x:f32[a,b],y:f32[c,b]))",
+        ],
         transposed,
     ),
-    exact("pointwise-of-transposes", "f(transpose(x), …) = transpose(f(x, …))", out_of_pointwise),
-    exact("transpose-of-pointwise", "transpose(f(x, …)) = f(transpose(x), …)", into_pointwise),
+    exact(
+        "pointwise-of-transposes",
+        "f(transpose(x), …) = transpose(f(x, …))",
+        &[
+            "exp(transpose{perm=<perm>}(x:f32[*]))",
+            "<add|sub>(transpose{perm=<p=perm>}(x:f32[*]),transpose{perm=<p>}(y:f32[*]))",
+            "div(transpose{perm=<perm>}(x:f32[*]),s:f32[])",
+            "select(transpose{perm=[1,0]}(c:bool[a,b]),transpose{perm=[1,0]}(x:f32[a,b]),s:f32[])",
+        ],
+        out_of_pointwise,
+    ),
+    exact(
+        "transpose-of-pointwise",
+        "transpose(f(x, …)) = f(transpose(x), …)",
+        &[
+            "transpose{perm=<perm>}(exp(x:f32[*]))",
+            "transpose{perm=<perm>}(<add|sub>(x:f32[*],y:f32[*]))",
+            "transpose{perm=[1,0]}(div(s:f32[],x:f32[a,b]))",
+            "transpose{perm=[1,0]}(select(c:bool[a,b],x:f32[a,b],s:f32[]))",
+        ],
+        into_pointwise,
+    ),
 ];
 
 const fn exact(
     name: &'static str,
-    summary: &'static str,
+    equation: &'static str,
+    before: &'static [&'static str],
     apply: fn(&Match<'_>) -> Option<Expr>,
 ) -> Rule {
-    Rule { name, topic: "layout", exactness: Exactness::Exact, summary, apply }
+    Rule { statement: Statement::bits(name, equation, before), topic: "layout", apply }
 }
 
 fn permutation<'a>(m: &Match<'a>) -> Option<&'a Transpose> {

@@ -1,4 +1,4 @@
-//! The rules, as data. Each has a name, a topic, and whether it is exact.
+//! The rules, as data. Each has a topic and states what stays equal.
 //!
 //! A rule looks at one term of a class and says which other terms have the same value. In the
 //! descriptions `f [r]` is the operation `f` in region `r`; where no region is named, a rule fires only if
@@ -11,36 +11,24 @@ mod layout;
 pub(super) use collective::CAST_BEFORE_GATHER;
 
 use super::language::{EGraph, OpId, Term};
+use crate::rule::Statement;
 use egg::Id;
 use frit_ir::ops::Op;
 use frit_ir::{Region, TensorType};
 
-/// Whether a rule keeps every bit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exactness {
-    /// Results stay equal bit for bit.
-    Exact,
-    /// Results may differ by rounding.
-    Approximate,
-}
-
 /// A rewrite rule.
 #[derive(Clone, Copy)]
 pub struct Rule {
-    /// Its name, unique.
-    pub name: &'static str,
+    /// What it states. A rule that claims nothing is applied only if asked for.
+    pub statement: Statement,
     /// The file that contains it.
     pub topic: &'static str,
-    /// Whether it is applied without asking.
-    pub exactness: Exactness,
-    /// The equation.
-    pub summary: &'static str,
     apply: fn(&Match<'_>) -> Option<Expr>,
 }
 
 impl std::fmt::Debug for Rule {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} ({:?}): {}", self.name, self.exactness, self.summary)
+        write!(f, "{:?}", self.statement)
     }
 }
 
