@@ -18,6 +18,7 @@ pub mod policy;
 pub mod predict;
 pub mod reference;
 pub mod render;
+mod repeat;
 pub mod report;
 pub mod reproducer;
 pub mod source;
