@@ -1,5 +1,6 @@
 //! The compiler: front ends, configuration, the pipeline, and the commands of the program `frit`.
 
+pub mod audit;
 pub mod bench;
 pub mod clusters;
 pub mod commands;
