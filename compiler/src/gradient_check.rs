@@ -248,7 +248,7 @@ fn leaf(graph: &mut Graph, name: &str, ty: &TensorType) -> ValueId {
 }
 
 /// A normal number, by Box and Muller's transform.
-fn normal(random: &mut Rng) -> f64 {
+pub(crate) fn normal(random: &mut Rng) -> f64 {
     let radius = (-2.0 * (1.0 - random.f64()).ln()).sqrt();
     radius * (std::f64::consts::TAU * random.f64()).cos()
 }

@@ -1,5 +1,6 @@
 //! The compiler: front ends, configuration, the pipeline, and the commands of the program `frit`.
 
+pub mod audit;
 pub mod bench;
 pub mod clusters;
 pub mod commands;
@@ -18,6 +19,7 @@ pub mod policy;
 pub mod predict;
 pub mod reference;
 pub mod render;
+mod repeat;
 pub mod report;
 pub mod reproducer;
 pub mod source;

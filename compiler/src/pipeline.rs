@@ -81,6 +81,17 @@ pub fn adaptation(o: &Options) -> Vec<Box<dyn Pass>> {
     if o.adapter.targets.is_empty() { vec![] } else { vec![Box::new(o.adapter.clone())] }
 }
 
+/// The passes that decide what is computed of a model, as opposed to how: adapters and, where documents are kept apart, that with
+/// the loss whose labels it changes.
+pub(crate) fn meaning(o: &Options) -> Vec<Box<dyn Pass>> {
+    let mut passes = adaptation(o);
+    if o.documents.separator.is_some() {
+        passes.push(Box::new(o.loss.clone()));
+        passes.extend(composed(o));
+    }
+    passes
+}
+
 /// The passes before the loss is differentiated: they decide how many elements the loss has.
 pub fn forward(o: &Options) -> Vec<Box<dyn Pass>> {
     let mut passes: Vec<Box<dyn Pass>> = vec![Box::new(o.loss.clone())];

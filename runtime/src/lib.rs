@@ -29,6 +29,7 @@ mod outputs;
 pub mod plan_dir;
 pub mod program;
 pub mod progress;
+pub mod record;
 mod reporter;
 pub mod run;
 mod save;

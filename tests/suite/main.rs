@@ -4,6 +4,8 @@ mod adapters;
 mod against_interpreter;
 mod alignment;
 mod assembly;
+mod audit;
+mod audit_mutants;
 mod auto;
 mod broken_plans;
 mod browser;

@@ -1,5 +1,6 @@
 //! The commands of the program `frit`, one file each.
 
+pub mod audit;
 pub mod bench;
 pub mod calibrate;
 pub mod check_gradients;
@@ -54,6 +55,8 @@ pub enum Command {
     Report(report::Args),
     /// Prove that a plan is sound, or name the broken invariant.
     Verify(verify::Args),
+    /// Compare a step of a plan with differences, rules, one rank and the interpreter.
+    Audit(audit::Args),
     /// Predict a step of a plan on a cluster.
     Simulate(simulate::Args),
     /// Measure this machine, and describe it for predictions.
@@ -121,6 +124,7 @@ pub fn execute(cli: &Cli) -> Result<String, Report> {
         Command::Inspect(args) => inspect::execute(args),
         Command::Report(args) => report::execute(args),
         Command::Verify(args) => verify::execute(args),
+        Command::Audit(args) => audit::execute(args),
         Command::CheckGradients(args) => check_gradients::execute(args),
         Command::Doctor(args) => doctor::execute(args),
         Command::Simulate(args) => simulate::execute(args),

@@ -15,6 +15,7 @@ mod setup;
 use crate::config::Config;
 use crate::config::choices::Prefetch;
 use crate::diagnostics::Report;
+use crate::import::Imported;
 use crate::source::Source;
 use crate::weights::Weights;
 use frit_ir::plan::{PassReport, Plan};
@@ -134,6 +135,14 @@ fn compiled(
     finish::prove(&plan, evaluation.as_ref())?;
     let source = setup.source(&plan, &imported.ties, &compilation.context.adapters)?;
     Ok(Compiled { plan, object, weights: imported.weights, constants, evaluation, source })
+}
+
+/// Reads the model of a request as its compilation does.
+///
+/// # Errors
+/// Everything that is wrong with the model or the configuration.
+pub fn imported(request: &Request, config: &Config) -> Result<Imported, Report> {
+    Setup::new(request, config)?.import()
 }
 
 /// The plan of a model as far as predictions need it: scheduled and placed in memory, but neither proved

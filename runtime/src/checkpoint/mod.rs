@@ -26,7 +26,7 @@ pub(crate) mod lock;
 pub mod read;
 pub(crate) mod restore;
 pub(crate) mod saver;
-mod snapshot;
+pub(crate) mod snapshot;
 mod validated;
 mod write;
 

@@ -12,12 +12,12 @@ use frit_ir::plan::{BufferId, Group, ParamHome, ParamId, ParamSpec, Plan};
 use std::collections::BTreeMap;
 
 /// Elements of one tensor.
-pub(super) struct Piece {
-    pub(super) key: String,
-    pub(super) dtype: DType,
+pub(crate) struct Piece {
+    pub(crate) key: String,
+    pub(crate) dtype: DType,
     /// First element of the logical tensor.
-    pub(super) begin: usize,
-    pub(super) bytes: Vec<u8>,
+    pub(crate) begin: usize,
+    pub(crate) bytes: Vec<u8>,
 }
 
 /// The buffers of a group that checkpoints save: kind, buffer and dtype.
@@ -31,7 +31,7 @@ pub(super) fn kept(group: &Group) -> impl Iterator<Item = (&str, BufferId, DType
 ///
 /// # Errors
 /// If the device failed.
-pub(super) fn take(
+pub(crate) fn take(
     plan: &Plan,
     device: &impl Device,
     rank: usize,
