@@ -1,7 +1,7 @@
 //! Frozen parameters are stored in the dtype in which they are read, and steps are bit-identical.
 
 use crate::pairs::{Row, rows};
-use crate::support::{Planned, file, plan, plan_to_evaluate_configured};
+use crate::support::{Planned, file, plan, plan_to_evaluate, plan_to_evaluate_configured};
 use frit_ir::DType;
 use frit_ir::plan::{Action, Plan};
 use frit_passes::verify_plan::{verify_evaluation, verify_plan};
@@ -326,6 +326,17 @@ fn what_the_evaluation_reads_in_f32_is_held_in_f32() {
     let without = TWO_OUTPUTS.replace("[\"logits\", \"other\"]", "[\"logits\"]");
     let base = vec!["base".to_string()];
     assert_eq!(held(&without), (base.clone(), base));
+}
+
+#[test]
+fn what_only_the_evaluation_reads_is_held_in_f32() {
+    for compute in ["bf16", "fp16", "fp32"] {
+        let precision = format!("precision.compute={compute}");
+        let settings = ["loss.logits=logits", "params.frozen=[\"router.*\"]", &precision];
+        let planned = plan_to_evaluate("tests/museum/models/router.json", 2, &settings);
+        let router = planned.compiled.plan.params.iter().find(|p| p.name == "router.weight");
+        assert!(router.is_some_and(|p| p.ty.dtype == DType::F32), "{compute}");
+    }
 }
 
 #[test]
