@@ -83,9 +83,10 @@ crate::simd::vectorized! {
 fn multiply_adds(rounds: usize) -> usize {
     #[cfg(target_arch = "x86_64")]
     {
-        // SAFETY: the level says that the features are present.
         match crate::simd::level() {
+            // SAFETY: the level says that the features are present.
             crate::simd::AVX512 => return unsafe { x86::multiply_adds_512(rounds) },
+            // SAFETY: as above.
             crate::simd::AVX2 => return unsafe { x86::multiply_adds_256(rounds) },
             _ => {}
         }

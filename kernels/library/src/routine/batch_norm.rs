@@ -1,10 +1,14 @@
-//! Batch normalization and its gradient. The unit of work is a channel; sums are f64.
+//! Batch normalization and its gradient. The unit of work is a channel; sums are f64, of [`LANES`] partial sums.
 
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable, Worker};
 use crate::routine::conv::plane;
 use crate::routine::convert::from_f32;
+use crate::simd::vectorized;
 use serde::{Deserialize, Serialize};
+
+/// Partial sums, so that additions need not wait for each other; the same on every CPU.
+const LANES: usize = 32;
 
 /// Batch normalization of a dense `x[N, C, size]`. Scale, bias and statistics are f32.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,16 +46,17 @@ impl BatchNorm {
             // SAFETY: channels are disjoint and inside the tensors.
             unsafe {
                 let rows = || (0..self.batch).map(|i| self.row(x, i, c, copy));
-                let mean = rows().flatten().map(|x| f64::from(*x)).sum::<f64>() / n;
-                let squares = rows().flatten().map(|x| (f64::from(*x) - mean).powi(2));
-                let var = squares.sum::<f64>() / n;
+                let mut sums = [0.0; LANES];
+                rows().for_each(|row| add_elements(row, &mut sums));
+                let mean = sums.iter().sum::<f64>() / n;
+                let mut squares = [0.0; LANES];
+                rows().for_each(|row| add_squares(row, mean, &mut squares));
+                let var = squares.iter().sum::<f64>() / n;
                 let factor = f64::from(*scale.add(c)) / (var + self.eps).sqrt();
                 let (mean_32, factor, bias) = (mean as f32, factor as f32, *bias.add(c));
                 let result = std::slice::from_raw_parts_mut(result.cast::<f32>(), self.size);
                 for (i, row) in rows().enumerate() {
-                    for (y, x) in result.iter_mut().zip(row) {
-                        *y = (x - mean_32) * factor + bias;
-                    }
+                    normalize(row, [mean_32, factor, bias], result);
                     from_f32(result, self.elem.at_mut(y, self.first(i, c)), self.elem);
                 }
                 *mean_out.add(c) = mean_32;
@@ -85,20 +90,16 @@ impl BatchNorm {
                     (0..self.batch)
                         .map(|i| (self.row(dy, i, c, dy_copy), self.row(x, i, c, x_copy)))
                 };
-                let (mut sum, mut product) = (0.0, 0.0);
-                for (dy, x) in rows() {
-                    for (dy, x) in dy.iter().zip(x) {
-                        sum += f64::from(*dy);
-                        product += f64::from(*dy) * f64::from((x - mean) * rstd);
-                    }
-                }
+                let (mut sums, mut products) = ([0.0; LANES], [0.0; LANES]);
+                rows().for_each(|(dy, x)| {
+                    add_products(dy, x, [mean, rstd], &mut sums, &mut products)
+                });
+                let [sum, product] = [sums, products].map(|lanes| lanes.iter().sum::<f64>());
                 let factor = *scale.add(c) * rstd;
                 let (mean_dy, mean_product) = ((sum / n) as f32, (product / n) as f32);
                 let result = std::slice::from_raw_parts_mut(result.cast::<f32>(), self.size);
                 for (i, (dy, x)) in rows().enumerate() {
-                    for ((dx, dy), x) in result.iter_mut().zip(dy).zip(x) {
-                        *dx = factor * (dy - mean_dy - (x - mean) * rstd * mean_product);
-                    }
+                    differentiate(dy, x, [factor, mean_dy, mean, rstd, mean_product], result);
                     from_f32(result, self.elem.at_mut(dx, self.first(i, c)), self.elem);
                 }
                 *dscale.add(c) = product as f32;
@@ -118,6 +119,71 @@ impl BatchNorm {
         unsafe {
             let from = plane(self.elem, self.elem.at(x, self.first(i, c)), self.size, copy);
             std::slice::from_raw_parts(from, self.size)
+        }
+    }
+}
+
+vectorized! {
+    fn add_elements(row: &[f32], sums: &mut [f64; LANES]) {
+        let (chunks, rest) = row.as_chunks::<LANES>();
+        for chunk in chunks {
+            for (sum, x) in sums.iter_mut().zip(chunk) {
+                *sum += f64::from(*x);
+            }
+        }
+        for (sum, x) in sums.iter_mut().zip(rest) {
+            *sum += f64::from(*x);
+        }
+    }
+}
+
+vectorized! {
+    fn add_squares(row: &[f32], mean: f64, sums: &mut [f64; LANES]) {
+        let (chunks, rest) = row.as_chunks::<LANES>();
+        let square = |x: f32| (f64::from(x) - mean) * (f64::from(x) - mean);
+        for chunk in chunks {
+            for (sum, x) in sums.iter_mut().zip(chunk) {
+                *sum += square(*x);
+            }
+        }
+        for (sum, x) in sums.iter_mut().zip(rest) {
+            *sum += square(*x);
+        }
+    }
+}
+
+vectorized! {
+    fn add_products(dy: &[f32], x: &[f32], of_x: [f32; 2], sums: &mut [f64; LANES], products: &mut [f64; LANES]) {
+        let [mean, rstd] = of_x;
+        let ((dys, dy_rest), (xs, x_rest)) = (dy.as_chunks::<LANES>(), x.as_chunks::<LANES>());
+        let normal = |x: f32| f64::from((x - mean) * rstd);
+        for (dy, x) in dys.iter().zip(xs) {
+            for i in 0..LANES {
+                sums[i] += f64::from(dy[i]);
+                products[i] += f64::from(dy[i]) * normal(x[i]);
+            }
+        }
+        for (i, (dy, x)) in dy_rest.iter().zip(x_rest).enumerate() {
+            sums[i] += f64::from(*dy);
+            products[i] += f64::from(*dy) * normal(*x);
+        }
+    }
+}
+
+vectorized! {
+    fn normalize(x: &[f32], by: [f32; 3], y: &mut [f32]) {
+        let [mean, factor, bias] = by;
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = (x - mean) * factor + bias;
+        }
+    }
+}
+
+vectorized! {
+    fn differentiate(dy: &[f32], x: &[f32], by: [f32; 5], dx: &mut [f32]) {
+        let [factor, mean_dy, mean, rstd, mean_product] = by;
+        for ((dx, dy), x) in dx.iter_mut().zip(dy).zip(x) {
+            *dx = factor * (dy - mean_dy - (x - mean) * rstd * mean_product);
         }
     }
 }

@@ -33,10 +33,9 @@ impl Pooling {
                 |x, y| {
                     y.fill(f32::NEG_INFINITY);
                     self.each(|element, position| {
-                        let (x, y) = (x[element], &mut y[position]);
-                        if x > *y || x.is_nan() {
-                            *y = x;
-                        }
+                        // SAFETY: spans lie inside images, positions inside rows.
+                        let (x, y) = (*x.get_unchecked(element), y.get_unchecked_mut(position));
+                        *y = if x > *y || x.is_nan() { x } else { *y };
                     });
                 },
             );
@@ -54,24 +53,26 @@ impl Pooling {
             let (dy, x, dx) = at.get();
             // SAFETY: images are disjoint and inside the tensors.
             unsafe {
-                let sizes = [positions * 4, size * 4, positions * 8, size * 4];
-                let [dy_copy, x_copy, best, sum] = worker.tiles.split(sizes);
+                let sizes = [positions * 4, size * 4, positions * 8, positions * 4, size * 4];
+                let [dy_copy, x_copy, best, largest, sum] = worker.tiles.split(sizes);
                 let (dy, x) = (self.at(dy, image, positions), self.at(x, image, size));
                 let dy = plane(self.elem, dy, positions, dy_copy);
                 let x = plane(self.elem, x, size, x_copy);
                 let best = std::slice::from_raw_parts_mut(best.cast::<usize>(), positions);
+                let largest = std::slice::from_raw_parts_mut(largest.cast::<f32>(), positions);
                 let sum = std::slice::from_raw_parts_mut(sum.cast::<f32>(), size);
                 best.fill(usize::MAX);
+                largest.fill(f32::NEG_INFINITY);
                 sum.fill(0.0);
                 self.each(|element, position| {
-                    let best = &mut best[position];
-                    let better = *best == usize::MAX || {
-                        let (new, old) = (*x.add(element), *x.add(*best));
-                        new > old || (new.is_nan() && !old.is_nan())
-                    };
-                    if better {
-                        *best = element;
-                    }
+                    let new = *x.add(element);
+                    // Positions lie inside rows.
+                    let best = best.get_unchecked_mut(position);
+                    let old = largest.get_unchecked_mut(position);
+                    let better =
+                        *best == usize::MAX || new > *old || (new.is_nan() && !old.is_nan());
+                    *best = if better { element } else { *best };
+                    *old = if better { new } else { *old };
                 });
                 for (position, &element) in best.iter().enumerate() {
                     sum[element] += *dy.add(position);
@@ -126,13 +127,20 @@ impl Pooling {
     /// Calls `each(element, position)` for every element of every window, tap by tap.
     #[inline(always)]
     fn each(&self, mut each: impl FnMut(usize, usize)) {
-        let stride = self.window.strides[2];
+        let rows = self.window.rows();
         for tap in 0..self.window.taps_len() {
-            for row in 0..self.window.rows() {
-                let span = self.window.span(tap, row);
-                let first = row * self.window.output[2];
-                for i in span.first..span.last {
-                    each(span.from + (i - span.first) * stride, first + i);
+            for (row, span) in self.window.spans(tap, 0).take(rows).enumerate() {
+                let first = row * self.window.output[2] + span.first;
+                let mut at = |stride: usize| {
+                    for i in 0..span.last - span.first {
+                        each(span.from + i * stride, first + i);
+                    }
+                };
+                // Known strides let the loop be vectorized.
+                match self.window.strides[2] {
+                    1 => at(1),
+                    2 => at(2),
+                    stride => at(stride),
                 }
             }
         }
