@@ -41,21 +41,21 @@ impl BatchNorm {
         let at = Shareable::new((x, scale, bias, y, mean_out, var_out));
         pool.run_workers(self.channels, &|c, worker: &mut Worker| {
             let (x, scale, bias, y, mean_out, var_out) = at.get();
-            let [copy, result] = worker.tiles.split([self.size * 4; 2]);
+            let [copy, result] = worker.tiles.split([self.copy_bytes(), self.size * 4]);
             let n = (self.batch * self.size) as f64;
             // SAFETY: channels are disjoint and inside the tensors.
             unsafe {
-                let rows = || (0..self.batch).map(|i| self.row(x, i, c, copy));
+                let rows = self.rows(x, c, copy);
                 let mut sums = [0.0; LANES];
-                rows().for_each(|row| add_elements(row, &mut sums));
+                rows.iter().for_each(|row| add_elements(row, &mut sums));
                 let mean = sums.iter().sum::<f64>() / n;
                 let mut squares = [0.0; LANES];
-                rows().for_each(|row| add_squares(row, mean, &mut squares));
+                rows.iter().for_each(|row| add_squares(row, mean, &mut squares));
                 let var = squares.iter().sum::<f64>() / n;
                 let factor = f64::from(*scale.add(c)) / (var + self.eps).sqrt();
                 let (mean_32, factor, bias) = (mean as f32, factor as f32, *bias.add(c));
                 let result = std::slice::from_raw_parts_mut(result.cast::<f32>(), self.size);
-                for (i, row) in rows().enumerate() {
+                for (i, row) in rows.into_iter().enumerate() {
                     normalize(row, [mean_32, factor, bias], result);
                     from_f32(result, self.elem.at_mut(y, self.first(i, c)), self.elem);
                 }
@@ -80,16 +80,15 @@ impl BatchNorm {
         let at = Shareable::new((dy, x, scale, mean, var, dx, dscale, dbias));
         pool.run_workers(self.channels, &|c, worker: &mut Worker| {
             let (dy, x, scale, mean, var, dx, dscale, dbias) = at.get();
-            let [dy_copy, x_copy, result] = worker.tiles.split([self.size * 4; 3]);
+            let copy = self.copy_bytes();
+            let [dy_copy, x_copy, result] = worker.tiles.split([copy, copy, self.size * 4]);
             let n = (self.batch * self.size) as f64;
             // SAFETY: channels are disjoint and inside the tensors.
             unsafe {
                 let mean = *mean.add(c);
                 let rstd = (1.0 / (f64::from(*var.add(c)) + self.eps).sqrt()) as f32;
-                let rows = || {
-                    (0..self.batch)
-                        .map(|i| (self.row(dy, i, c, dy_copy), self.row(x, i, c, x_copy)))
-                };
+                let (dys, xs) = (self.rows(dy, c, dy_copy), self.rows(x, c, x_copy));
+                let rows = || dys.iter().zip(&xs);
                 let (mut sums, mut products) = ([0.0; LANES], [0.0; LANES]);
                 rows().for_each(|(dy, x)| {
                     add_products(dy, x, [mean, rstd], &mut sums, &mut products)
@@ -113,13 +112,22 @@ impl BatchNorm {
         ((image * self.channels + channel) * self.size) as isize
     }
 
-    /// A channel of an image in f32, valid until `copy` is used again.
-    unsafe fn row<'a>(&self, x: *const u8, i: usize, c: usize, copy: *mut u8) -> &'a [f32] {
-        // SAFETY: the caller vouches for the tensor and the scratch memory.
-        unsafe {
-            let from = plane(self.elem, self.elem.at(x, self.first(i, c)), self.size, copy);
-            std::slice::from_raw_parts(from, self.size)
-        }
+    /// Scratch memory of a channel in f32.
+    fn copy_bytes(&self) -> usize {
+        if self.elem == Elem::F32 { 0 } else { self.batch * self.size * 4 }
+    }
+
+    /// A channel of all images in f32: in place, or converted into `copy`.
+    unsafe fn rows<'a>(&self, x: *const u8, c: usize, copy: *mut u8) -> Vec<&'a [f32]> {
+        let row = |i: usize| {
+            // SAFETY: the caller vouches for the tensor and the scratch memory.
+            unsafe {
+                let copy = if self.elem == Elem::F32 { copy } else { copy.add(i * self.size * 4) };
+                let from = plane(self.elem, self.elem.at(x, self.first(i, c)), self.size, copy);
+                std::slice::from_raw_parts(from, self.size)
+            }
+        };
+        (0..self.batch).map(row).collect()
     }
 }
 
