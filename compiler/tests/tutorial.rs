@@ -120,10 +120,12 @@ fn texts_become_summaries() {
     assert_eq!(printed.matches("\nwritten  ").count(), 8, "{printed}");
     assert!(whole.join("summarizer.onnx").exists());
 
-    // The same data and plan; the first run ends between two checkpoints.
-    fs::create_dir(&resumed).expect("a folder");
-    for name in ["train.npz", "validation.npz", "tokenizer.json", "test.jsonl"] {
-        fs::copy(whole.join(name), resumed.join(name)).expect("copied");
+    // The same data, as tokenizers break ties at random; the first run ends between two checkpoints.
+    for out in [&resumed, &single] {
+        fs::create_dir(out).expect("a folder");
+        for name in ["train.npz", "validation.npz", "tokenizer.json", "test.jsonl"] {
+            fs::copy(whole.join(name), out.join(name)).expect("copied");
+        }
     }
     std::os::unix::fs::symlink(whole.join("plan"), resumed.join("plan")).expect("a link");
     let begun = Command::new(env!("CARGO_BIN_EXE_frit"))
@@ -144,10 +146,10 @@ fn texts_become_summaries() {
     assert_eq!(losses(&resumed).1.last(), validated.last());
     assert_eq!(summaries(&again), summaries(&printed));
 
-    // The same steps on one rank round and draw dropout masks otherwise.
+    // The same steps on one rank, which rounds otherwise.
     tutorial.run(&single, 1);
     let (alone, validated_alone) = losses(&single);
-    assert!((alone[0] - trained[0]).abs() < 0.05, "{} {}", alone[0], trained[0]);
+    assert!((alone[0] - trained[0]).abs() < 1e-4, "{} {}", alone[0], trained[0]);
     assert!(validated_alone[5] < VALIDATED, "{validated_alone:?}");
 }
 

@@ -45,8 +45,8 @@ impl Pass for HoldFrozen {
             let dtype = match context.held.get(&param.name) {
                 Some(&known) => known,
                 None if param.kind != ParamKind::Frozen => param.ty.dtype,
-                // Only the evaluation reads it: it is in no group, which alone have a dtype.
-                None if reads.is_none_or(|r| r.dtypes.is_empty()) => param.ty.dtype,
+                // Only the evaluation of a training has it, outside of all groups, which alone have a dtype.
+                None if !context.held.is_empty() => param.ty.dtype,
                 None => {
                     let own = reads.iter().flat_map(|r| &r.dtypes);
                     let all: BTreeSet<DType> = own

@@ -334,7 +334,8 @@ fn what_only_the_evaluation_reads_is_held_in_f32() {
         let precision = format!("precision.compute={compute}");
         let settings = ["loss.logits=logits", "params.frozen=[\"router.*\"]", &precision];
         let planned = plan_to_evaluate("tests/museum/models/router.json", 2, &settings);
-        let router = planned.compiled.plan.params.iter().find(|p| p.name == "router.weight");
+        let evaluation = planned.compiled.evaluation.expect("an evaluation").plan;
+        let router = evaluation.params.iter().find(|p| p.name == "router.weight");
         assert!(router.is_some_and(|p| p.ty.dtype == DType::F32), "{compute}");
     }
 }
