@@ -82,7 +82,7 @@ fn text(found: &Ceilings, output: Option<&Path>) -> String {
          GEMM          {} in f32, {} in bf16: 2048 x 3072 x 768\n\
          attention     {} in f32: causal, 12 heads, 1024 tokens\n\
          memory        {:.1} GB/s read and written\n\
-         empty kernel  {:.1} us\n",
+         empty kernel  {:.2} us\n",
         found.threads,
         giga(found.f32_flops),
         giga(found.bf16_flops),
