@@ -106,8 +106,6 @@ def main():
             for precision in a.precisions:
                 found = measure(a, name, precision, f"{a.plans or temporary}/{name}-{precision}")
                 rows.append({"model": name, "precision": precision, **found})
-                with open(a.out, "w") as out:
-                    json.dump(rows, out, indent=1)
                 ours, peers = found["frit"], [found[mode] for mode in a.modes]
                 wall, cpu, peak = (min(p[k] for p in peers) for k in ("wall", "cpu", "peak"))
                 off = abs(ours["loss"][0] / peers[0]["loss"][0] - 1)
@@ -119,6 +117,8 @@ def main():
                     flush=True,
                 )
                 rows[-1].update(wall_ratio=wall / ours["wall"], cpu_ratio=cpu / ours["cpu"], memory_ratio=ours["peak"] / peak)
+                with open(a.out, "w") as out:
+                    json.dump(rows, out, indent=1)
     for precision in a.precisions:
         for kind in ("wall", "cpu"):
             ratios = [r[f"{kind}_ratio"] for r in rows if r["precision"] == precision]
