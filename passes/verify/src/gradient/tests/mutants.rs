@@ -11,14 +11,16 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A change of the cotangents that a lemma gives, or none if it does not apply to them.
 type Change = for<'w> fn(&Site<'w>, &Cotangents<'w>) -> Option<Cotangents<'w>>;
 
-/// The first cotangent that there is, changed.
+/// The first cotangent that is asked for, changed.
 fn first<'w>(
+    at: &Site<'w>,
     dx: &Cotangents<'w>,
     change: impl FnOnce(Term<'w>) -> Option<Term<'w>>,
 ) -> Option<Cotangents<'w>> {
     let mut changed = dx.clone();
-    let place = changed.iter_mut().flatten().next()?;
-    *place = change(*place)?;
+    let (place, _) =
+        changed.iter_mut().zip(&at.needed).find(|(dx, needed)| dx.is_some() && **needed)?;
+    *place = Some(change((*place)?)?);
     Some(changed)
 }
 
@@ -26,17 +28,17 @@ fn dropped<'w>(_: &Site<'w>, dx: &Cotangents<'w>) -> Option<Cotangents<'w>> {
     dx.iter().flatten().next().map(|_| vec![None; dx.len()])
 }
 
-fn negative<'w>(_: &Site<'w>, dx: &Cotangents<'w>) -> Option<Cotangents<'w>> {
-    first(dx, |dx| Some(-dx))
+fn negative<'w>(at: &Site<'w>, dx: &Cotangents<'w>) -> Option<Cotangents<'w>> {
+    first(at, dx, |dx| Some(-dx))
 }
 
-fn with_a_factor<'w>(_: &Site<'w>, dx: &Cotangents<'w>) -> Option<Cotangents<'w>> {
-    first(dx, |dx| Some(dx * 1.0625))
+fn with_a_factor<'w>(at: &Site<'w>, dx: &Cotangents<'w>) -> Option<Cotangents<'w>> {
+    first(at, dx, |dx| Some(dx * 1.0625))
 }
 
 /// Reversed along the first axis of at least two elements.
-fn reversed<'w>(_: &Site<'w>, dx: &Cotangents<'w>) -> Option<Cotangents<'w>> {
-    first(dx, |dx| {
+fn reversed<'w>(at: &Site<'w>, dx: &Cotangents<'w>) -> Option<Cotangents<'w>> {
+    first(at, dx, |dx| {
         let size = dx.dims();
         let axis = size.iter().position(|d| *d > 1)?;
         let (mut start, mut step) = (vec![0; size.len()], vec![1; size.len()]);
@@ -96,7 +98,7 @@ fn survivors(counts: &Counts) -> Vec<(&'static str, &str)> {
 
 #[test]
 fn changed_cotangents_are_refuted_for_every_operation() {
-    let mut counts = Counts::new();
+    let (mut counts, mut n_shown) = (Counts::new(), 0);
     let mut flat = BTreeSet::new();
     for case in cases(7).into_iter().chain(cases(8)) {
         let trial = Trial::of(&case);
@@ -111,6 +113,12 @@ fn changed_cotangents_are_refuted_for_every_operation() {
             let refuted = trial.refuted(&mutant).is_some();
             if applies.get() {
                 count(&mut counts, case.op.name(), kind, refuted);
+                // The first operand that is trained is the first whose cotangent is asked for.
+                let size = trial.expected[0].1.iter().fold(0f64, |size, x| size.max(x.abs()));
+                let is_scaled = matches!(kind, "dropped" | "negative" | "with a factor");
+                let shows = is_scaled && size > 1e-3 && trial.tolerance() < 1e-6;
+                assert!(refuted || !shows, "{kind}: {case:?}");
+                n_shown += usize::from(shows);
             }
         }
         flat.insert(case.op.name());
@@ -122,7 +130,7 @@ fn changed_cotangents_are_refuted_for_every_operation() {
     }
     assert_eq!(Vec::from_iter(flat), ["ceil", "detach", "floor", "round", "sign"]);
     let mutants: usize = counts.values().map(|[all, _]| all).sum();
-    assert!(mutants > 1500, "{mutants}");
+    assert!(mutants > 5000 && n_shown > 3000, "{mutants} {n_shown}");
 }
 
 /// Operations whose lemma is wrong for this one: with other attributes, or another function.
