@@ -1,0 +1,56 @@
+//! Which matrices Muon steps: those of hidden layers.
+//!
+//! A parameter of two axes is such a matrix if matmuls alone read it, as it is or cast, transposed, reshaped or split, and the results of
+//! all of these reach the loss only through other matmuls or convolutions by a parameter.
+
+use frit_ir::ops::ParamKind;
+use frit_ir::{Graph, Node, Op, OutputKind, Region, ValueId};
+use std::collections::{HashMap, HashSet};
+
+/// The parameters of a graph with a loss that are matrices of hidden layers.
+pub(super) fn matrices(graph: &Graph) -> HashSet<ValueId> {
+    let views = views(graph);
+    let params = |node: &Node| -> Vec<ValueId> {
+        node.inputs.iter().filter_map(|v| views.get(v).copied()).collect()
+    };
+    let forward: Vec<&Node> =
+        graph.nodes().map(|(_, n)| n).filter(|n| n.region == Region::Forward).collect();
+    // Values from which the loss is reached without another layer.
+    let ends = graph.outputs.iter().filter(|o| o.kind == OutputKind::LossSum);
+    let mut near: HashSet<ValueId> = ends.map(|o| o.value).collect();
+    for node in forward.iter().rev() {
+        let is_near = node.outputs.iter().any(|v| near.contains(v));
+        let multiplies = matches!(node.op, Op::MatMul(_) | Op::Conv(_) | Op::ConvGradInput(_));
+        let is_layer = multiplies && !params(node).is_empty();
+        if is_near && !is_layer {
+            near.extend(&node.inputs);
+        }
+    }
+    let (mut by_hidden_matmuls, mut otherwise) = (HashSet::new(), HashSet::new());
+    for node in forward.into_iter().filter(|n| !is_view(&n.op)) {
+        let is_near = node.outputs.iter().any(|v| near.contains(v));
+        let hidden = matches!(node.op, Op::MatMul(_)) && !is_near;
+        if hidden { &mut by_hidden_matmuls } else { &mut otherwise }.extend(params(node));
+    }
+    let is_matrix = |v: &ValueId| {
+        let shape = &graph.ty(*v).shape;
+        shape.rank() == 2 && shape.numel() > 0
+    };
+    by_hidden_matmuls.difference(&otherwise).copied().filter(is_matrix).collect()
+}
+
+/// The parameter that a value has the elements of.
+fn views(graph: &Graph) -> HashMap<ValueId, ValueId> {
+    let params = graph.params().filter(|(_, p)| p.kind != ParamKind::Buffer);
+    let mut views: HashMap<ValueId, ValueId> = params.map(|(v, _)| (v, v)).collect();
+    for (_, node) in graph.nodes().filter(|(_, n)| n.region == Region::Forward && is_view(&n.op)) {
+        if let Some(&param) = views.get(&node.inputs[0]) {
+            views.extend(node.outputs.iter().map(|v| (*v, param)));
+        }
+    }
+    views
+}
+
+fn is_view(op: &Op) -> bool {
+    matches!(op, Op::Cast(_)) || op.is_layout() && !matches!(op, Op::Concat(_))
+}
