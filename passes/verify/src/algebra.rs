@@ -1,0 +1,417 @@
+//! The normal form of arithmetic over the real numbers.
+//!
+//! Sums and products are flat, sorted and collected; a factor of a sum is multiplied into it, and of a sum that is a factor itself the
+//! content is taken out. Roots and quotients are powers. Truth values are 0 and 1, and their own squares. Products of sums are
+//! not multiplied out.
+//!
+//! Laws that hold only where values are defined are used as such: √x·√x = x, x/x = 1, ln eˣ = x. No value is a NaN.
+
+use crate::index::{Affine, Atom, Ix};
+use crate::term::{Function, Number, Term, TermId, Terms};
+use std::collections::BTreeMap;
+
+/// What is below this, or masks with it, excludes: e to its power is 0 in f32.
+const EXCLUDED: f64 = -1e4;
+
+/// What is left of terms that cancel is smaller than this, relatively.
+const CANCELS: f64 = 5e-6;
+
+impl Terms {
+    pub(crate) fn constant(&mut self, x: f64) -> TermId {
+        let x = self.number(x);
+        self.term(Term::Number(x))
+    }
+
+    /// The value of a term that is a number.
+    pub(crate) fn as_number(&self, id: TermId) -> Option<f64> {
+        match self.get(id) {
+            Term::Number(x) => Some(x.value()),
+            _ => None,
+        }
+    }
+
+    /// An index as a number.
+    pub(crate) fn index_term(&mut self, ix: Ix) -> TermId {
+        let Affine { atoms, constant } = self.affine(ix).clone();
+        let mut parts = vec![];
+        for (atom, factor) in atoms {
+            let term = match atom {
+                Atom::Data(term) => term,
+                _ => {
+                    let ix = self.atom(atom);
+                    self.term(Term::Index(ix))
+                }
+            };
+            parts.push((term, factor as f64));
+        }
+        self.sum(&parts, constant as f64)
+    }
+
+    /// A whole number as an index.
+    pub(crate) fn as_index(&mut self, id: TermId) -> Ix {
+        match self.whole(id) {
+            Some(ix) => ix,
+            None => self.atom(Atom::Data(id)),
+        }
+    }
+
+    /// The index that a term is, if it is arithmetic of indices alone.
+    fn whole(&mut self, id: TermId) -> Option<Ix> {
+        let term = self.get(id).clone();
+        let integer = |x: Number| (x.value().fract() == 0.0 && x.value().abs() < 1e15).then(|| x.value() as i64);
+        match term {
+            Term::Number(x) => integer(x).map(|x| self.constant_index(x)),
+            Term::Index(ix) => Some(ix),
+            Term::Sum(parts, constant) => {
+                let mut sum = self.constant_index(integer(constant)?);
+                for (part, factor) in parts.iter() {
+                    let part = match self.get(*part) {
+                        Term::Index(ix) => *ix,
+                        _ => return None,
+                    };
+                    let part = self.times(part, integer(*factor)?);
+                    sum = self.plus(sum, part);
+                }
+                Some(sum)
+            }
+            _ => None,
+        }
+    }
+
+    /// Σ factor·term + constant.
+    pub(crate) fn sum(&mut self, parts: &[(TermId, f64)], constant: f64) -> TermId {
+        // Of each term the sum of its factors, and of their sizes.
+        let mut collected: BTreeMap<TermId, (f64, f64)> = BTreeMap::new();
+        let mut total = (constant, constant.abs());
+        let add = |to: &mut (f64, f64), x: f64| *to = (to.0 + x, to.1 + x.abs());
+        for &(part, factor) in parts {
+            if factor == 0.0 {
+                continue;
+            }
+            match self.get(part) {
+                Term::Number(x) => add(&mut total, factor * x.value()),
+                Term::Sum(inner, c) => {
+                    add(&mut total, factor * c.value());
+                    for (t, f) in inner.iter() {
+                        add(collected.entry(*t).or_default(), factor * f.value());
+                    }
+                }
+                _ => add(collected.entry(part).or_default(), factor),
+            }
+        }
+        if total.1.is_infinite() {
+            return self.constant(total.0);
+        }
+        // What is left of equal terms that cancel.
+        let gone = |(sum, size): (f64, f64)| sum.abs() <= CANCELS * size;
+        let constant = if gone(total) { 0.0 } else { total.0 };
+        let mut sum: Vec<(TermId, Number)> = vec![];
+        for (term, factor) in collected {
+            if !gone(factor) {
+                let factor = self.number(factor.0);
+                sum.push((term, factor));
+            }
+        }
+        match (&sum[..], constant) {
+            ([], _) => self.constant(constant),
+            (&[(term, Number::ONE)], 0.0) => term,
+            _ => {
+                let constant = self.number(constant);
+                self.term(Term::Sum(sum.into(), constant))
+            }
+        }
+    }
+
+    pub(crate) fn add(&mut self, a: TermId, b: TermId) -> TermId {
+        self.sum(&[(a, 1.0), (b, 1.0)], 0.0)
+    }
+
+    pub(crate) fn sub(&mut self, a: TermId, b: TermId) -> TermId {
+        self.sum(&[(a, 1.0), (b, -1.0)], 0.0)
+    }
+
+    pub(crate) fn scale(&mut self, a: TermId, factor: f64) -> TermId {
+        self.sum(&[(a, factor)], 0.0)
+    }
+
+    /// A number and a term whose product this is.
+    pub(crate) fn content(&mut self, id: TermId) -> (f64, TermId) {
+        let (parts, constant) = match self.get(id) {
+            Term::Number(x) => {
+                let x = x.value();
+                return (x, self.constant(1.0));
+            }
+            Term::Sum(parts, constant) => (parts.clone(), *constant),
+            _ => return (1.0, id),
+        };
+        if let (&[(term, factor)], Number::ZERO) = (&parts[..], constant) {
+            return (factor.value(), term);
+        }
+        if self.is_truth(id) {
+            return (1.0, id);
+        }
+        let size = parts.iter().map(|(_, f)| f.value().abs()).fold(constant.value().abs(), f64::max);
+        // The sign does not depend on the names of variables: parts are weighted by their shapes.
+        let weight = |t: TermId| 1.0 + (self.shape_of(t) >> 12) as f64 / (1_u64 << 52) as f64;
+        let balance: f64 = parts.iter().map(|(t, f)| f.value() * weight(*t)).sum::<f64>() + constant.value();
+        let size = if balance < -1e-9 * size { -size } else { size };
+        (size, self.scale(id, 1.0 / size))
+    }
+
+    /// Π termᵉ.
+    pub(crate) fn product(&mut self, factors: &[(TermId, f64)]) -> TermId {
+        let mut collected: BTreeMap<TermId, f64> = BTreeMap::new();
+        let mut number = 1.0;
+        let mut open: Vec<(TermId, f64)> = factors.to_vec();
+        while let Some((factor, exponent)) = open.pop() {
+            if exponent == 0.0 {
+                continue;
+            }
+            match self.get(factor).clone() {
+                Term::Product(inner) if exponent.fract() == 0.0 || self.all_positive(&inner) => {
+                    open.extend(inner.iter().map(|(t, e)| (*t, e.value() * exponent)));
+                }
+                Term::Number(x) if x.value().powf(exponent).is_finite() => {
+                    number *= x.value().powf(exponent);
+                }
+                Term::Sum(..) => {
+                    let (content, rest) = self.content(factor);
+                    if content == 1.0 || (content < 0.0 && exponent.fract() != 0.0) {
+                        *collected.entry(factor).or_default() += exponent;
+                    } else {
+                        number *= content.powf(exponent);
+                        open.push((rest, exponent));
+                    }
+                }
+                _ => *collected.entry(factor).or_default() += exponent,
+            }
+        }
+        if number == 0.0 {
+            return self.constant(0.0);
+        }
+        // (1 − truth)·x = x − truth·x, and so for any sum of truth values.
+        let sum = collected.iter().find_map(|(t, e)| {
+            let parts = self.truths(*t)?;
+            Some((*t, parts)).filter(|_| *e == 1.0 || self.is_truth(*t))
+        });
+        if let Some((term, (parts, constant))) = sum {
+            collected.remove(&term);
+            let rest: Vec<(TermId, f64)> = collected.into_iter().collect();
+            let rest = self.product(&rest);
+            let mut sum = vec![(rest, constant * number)];
+            for (truth, factor) in parts {
+                sum.push((self.mul(truth, rest), factor.value() * number));
+            }
+            return self.sum(&sum, 0.0);
+        }
+        self.imply(&mut collected);
+        let mut product: Vec<(TermId, Number)> = vec![];
+        for (term, exponent) in collected {
+            let exponent = if self.is_truth(term) && exponent > 0.0 { 1.0 } else { exponent };
+            let rounded = (exponent * 1e6).round() / 1e6;
+            if rounded != 0.0 {
+                let exponent = self.number(rounded);
+                product.push((term, exponent));
+            }
+        }
+        let term = match &product[..] {
+            [] => return self.constant(number),
+            &[(term, Number::ONE)] => term,
+            _ => self.term(Term::Product(product.into())),
+        };
+        self.scale(term, number)
+    }
+
+    /// The parts and the constant of a sum of nothing but truth values.
+    fn truths(&self, id: TermId) -> Option<(Vec<(TermId, Number)>, f64)> {
+        match self.get(id) {
+            Term::Sum(parts, constant) if parts.iter().all(|(t, _)| self.is_truth(*t)) => {
+                Some((parts.to_vec(), constant.value()))
+            }
+            _ => None,
+        }
+    }
+
+    /// Leaves out bounds that follow from others: i + 3 ≥ 0 where i ≥ 0.
+    fn imply(&self, factors: &mut BTreeMap<TermId, f64>) {
+        let bounds: Vec<(TermId, &Affine)> = (factors.keys())
+            .filter_map(|t| match self.get(*t) {
+                Term::NotNegative(ix) => Some((*t, self.affine(*ix))),
+                _ => None,
+            })
+            .collect();
+        let implied: Vec<TermId> = bounds
+            .iter()
+            .filter(|(_, a)| bounds.iter().any(|(_, b)| a.atoms == b.atoms && a.constant > b.constant))
+            .map(|(t, _)| *t)
+            .collect();
+        implied.iter().for_each(|t| {
+            factors.remove(t);
+        });
+    }
+
+    pub(crate) fn mul(&mut self, a: TermId, b: TermId) -> TermId {
+        self.product(&[(a, 1.0), (b, 1.0)])
+    }
+
+    pub(crate) fn power(&mut self, a: TermId, exponent: f64) -> TermId {
+        self.product(&[(a, exponent)])
+    }
+
+    fn all_positive(&self, factors: &[(TermId, Number)]) -> bool {
+        let positive = |t: TermId| match self.get(t) {
+            Term::Apply(f, _) => f.name == "exp",
+            _ => false,
+        };
+        factors.iter().all(|(t, e)| positive(*t) || e.value().fract() != 0.0)
+    }
+
+    /// Whether a term is 0 or 1.
+    pub(crate) fn is_truth(&self, id: TermId) -> bool {
+        match self.get(id) {
+            Term::NotNegative(_) => true,
+            Term::Apply(f, _) => matches!(f.name, "not_negative" | "is_zero" | "truth"),
+            Term::Number(x) => *x == Number::ONE || *x == Number::ZERO,
+            Term::Product(factors) => factors.iter().all(|(t, _)| self.is_truth(*t)),
+            Term::Sum(parts, Number::ONE) => {
+                matches!(&parts[..], [(t, f)] if f.value() == -1.0 && self.is_truth(*t))
+            }
+            _ => false,
+        }
+    }
+
+    pub(crate) fn apply(&mut self, name: &'static str, operands: &[TermId]) -> TermId {
+        let function = Function { name, attributes: [0; 2] };
+        self.term(Term::Apply(function, operands.into()))
+    }
+
+    pub(crate) fn exp(&mut self, a: TermId) -> TermId {
+        let (parts, constant) = match self.get(a).clone() {
+            Term::Number(x) => (vec![], x.value()),
+            Term::Sum(parts, constant) => (parts.to_vec(), constant.value()),
+            _ => (vec![(a, Number::ONE)], 0.0),
+        };
+        if constant <= EXCLUDED {
+            return self.constant(0.0);
+        }
+        let mut factors = vec![];
+        for (part, factor) in parts {
+            let power = match self.get(part).clone() {
+                // e to the power of a choice is a choice of powers.
+                Term::Apply(f, operands) if f.name == "select" => {
+                    let &[condition, a, b] = &operands[..] else { continue };
+                    let (a, b) = (self.scale(a, factor.value()), self.scale(b, factor.value()));
+                    let (a, b) = (self.exp(a), self.exp(b));
+                    factors.push((self.select(condition, a, b), 1.0));
+                    continue;
+                }
+                Term::Apply(f, operands) if f.name == "log" => operands[0],
+                _ => self.apply("exp", &[part]),
+            };
+            factors.push((power, factor.value()));
+        }
+        factors.push((self.constant(constant.exp()), 1.0));
+        self.product(&factors)
+    }
+
+    pub(crate) fn log(&mut self, a: TermId) -> TermId {
+        let (content, rest) = self.content(a);
+        if content <= 0.0 {
+            return self.apply("log", &[a]);
+        }
+        let factors = match self.get(rest).clone() {
+            Term::Product(factors) => factors.to_vec(),
+            _ => vec![(rest, Number::ONE)],
+        };
+        let mut parts = vec![];
+        for (factor, exponent) in factors {
+            let log = match self.get(factor).clone() {
+                Term::Number(_) => continue,
+                Term::Apply(f, operands) if f.name == "exp" => operands[0],
+                _ => self.apply("log", &[factor]),
+            };
+            parts.push((log, exponent.value()));
+        }
+        self.sum(&parts, content.ln())
+    }
+
+    /// 1 − a, of a truth value.
+    pub(crate) fn not(&mut self, a: TermId) -> TermId {
+        self.sum(&[(a, -1.0)], 1.0)
+    }
+
+    /// `a` where the condition is 1, else `b`.
+    pub(crate) fn select(&mut self, condition: TermId, a: TermId, b: TermId) -> TermId {
+        if a == b {
+            return a;
+        }
+        match self.as_number(condition) {
+            Some(0.0) => return b,
+            Some(_) => return a,
+            None => {}
+        }
+        // One of both polarities.
+        if let Term::Sum(parts, Number::ONE) = self.get(condition).clone()
+            && let &[(negated, _)] = &parts[..]
+        {
+            return self.select(negated, b, a);
+        }
+        let excluded = |t: &Terms, x: TermId| t.as_number(x).is_some_and(|x| x <= EXCLUDED || x.is_infinite());
+        if excluded(self, a) || excluded(self, b) {
+            let lowest = self.constant(f64::NEG_INFINITY);
+            let low = |t: &Terms, x: TermId| if excluded(t, x) && t.as_number(x).is_some_and(|x| x < 0.0) { lowest } else { x };
+            let (a, b) = (low(self, a), low(self, b));
+            return self.apply("select", &[condition, a, b]);
+        }
+        let not = self.not(condition);
+        let (a, b) = (self.mul(condition, a), self.mul(not, b));
+        self.add(a, b)
+    }
+
+    /// 1 where a ≥ 0, else 0.
+    pub(crate) fn not_negative(&mut self, a: TermId) -> TermId {
+        if let Some(x) = self.as_number(a) {
+            return self.constant(f64::from(x >= 0.0));
+        }
+        if let Some(ix) = self.whole(a) {
+            return self.index_not_negative(ix);
+        }
+        let (content, _) = self.content(a);
+        let a = self.scale(a, 1.0 / content.abs());
+        self.apply("not_negative", &[a])
+    }
+
+    pub(crate) fn index_not_negative(&mut self, ix: Ix) -> TermId {
+        let (low, high) = self.range(ix);
+        if low >= 0 || high < 0 {
+            return self.constant(f64::from(low >= 0));
+        }
+        // i + c ≥ 0 or −i − c − 1 ≥ 0: of the one and the other the constant is not negative in one.
+        if self.affine(ix).constant < 0 {
+            let opposite = self.times(ix, -1);
+            let opposite = self.offset(opposite, -1);
+            let opposite = self.term(Term::NotNegative(opposite));
+            return self.not(opposite);
+        }
+        self.term(Term::NotNegative(ix))
+    }
+
+    pub(crate) fn is_zero(&mut self, a: TermId) -> TermId {
+        if let Some(x) = self.as_number(a) {
+            return self.constant(f64::from(x == 0.0));
+        }
+        if let Some(ix) = self.whole(a) {
+            let (low, high) = self.range(ix);
+            if low > 0 || high < 0 {
+                return self.constant(0.0);
+            }
+            // i = 0: i ≥ 0 and −i ≥ 0.
+            let opposite = self.times(ix, -1);
+            let (a, b) = (self.index_not_negative(ix), self.index_not_negative(opposite));
+            return self.mul(a, b);
+        }
+        let (content, _) = self.content(a);
+        let a = self.scale(a, 1.0 / content);
+        self.apply("is_zero", &[a])
+    }
+}

@@ -1,0 +1,154 @@
+//! Whether two graphs compute the same outputs.
+
+use crate::explain::difference;
+use crate::reading::{Ranks, Reading};
+use crate::term::{TermId, Terms};
+use frit_ir::interpret::leaf_key;
+use frit_ir::ops::StateName;
+use frit_ir::sharding::sharded_values;
+use frit_ir::{Graph, Op, Origin, OutputKind, ValueId};
+use std::collections::{BTreeMap, HashMap};
+
+/// An output that two graphs compute differently, or that cannot be shown to be the same.
+#[derive(Clone, Debug)]
+pub struct Difference {
+    /// Which output.
+    pub output: String,
+    /// Where the node is that computes it in the second graph.
+    pub origin: Origin,
+    /// What is known.
+    pub what: String,
+}
+
+/// Stack of the thread that compares: terms are as deep as models between two reductions.
+const STACK: usize = 1 << 30;
+
+/// Compares the outputs of two graphs over the real numbers: those of the second must be those of the first, by name and kind. Outputs of
+/// kind `Result` may be missing. Returns the differences.
+pub fn compare(before: &Graph, after: &Graph, ranks: Ranks) -> Vec<Difference> {
+    on_large_stack(|| {
+        let mut t = Terms::default();
+        let first = Reading::new(&mut t, before, ranks);
+        let expected = outputs(before, &first);
+        let second = Reading::new(&mut t, after, ranks);
+        differences(&t, &expected, &outputs(after, &second))
+    })
+}
+
+/// Compares the step of one rank with that of all. Expected is that gradients are the means over ranks when they are applied, that the numbers
+/// of which the loss and the norm are made are sums over ranks, and that everything else stays what it is on one rank.
+pub fn compare_distributed(before: &Graph, after: &Graph, ranks: Ranks) -> Vec<Difference> {
+    on_large_stack(|| {
+        let mut t = Terms::default();
+        let expected = distributed(&mut t, before, after, ranks);
+        let second = Reading::new(&mut t, after, ranks);
+        let mut found = differences(&t, &expected, &outputs(after, &second));
+        found.extend(placement(after));
+        found
+    })
+}
+
+fn on_large_stack(run: impl FnOnce() -> Vec<Difference> + Send) -> Vec<Difference> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, run);
+        thread.expect("the system has a thread").join().expect("comparison does not panic")
+    })
+}
+
+/// An output: what it is, for what, and where it is computed.
+type Outputs = BTreeMap<String, (TermId, OutputKind, Origin)>;
+
+fn differences(t: &Terms, expected: &Outputs, found: &Outputs) -> Vec<Difference> {
+    let mut differences = vec![];
+    let mut report = |key: &str, origin: &Origin, what: String| {
+        differences.push(Difference { output: key.into(), origin: origin.clone(), what });
+    };
+    for (key, (_, kind, origin)) in expected {
+        if !found.contains_key(key) && *kind != OutputKind::Result {
+            report(key, origin, "the output is missing".into());
+        }
+    }
+    for (key, (term, _, origin)) in found {
+        match expected.get(key) {
+            None => report(key, origin, "the output is new".into()),
+            Some((same, ..)) if same == term => {}
+            Some((other, ..)) => report(key, origin, difference(t, *other, *term)),
+        }
+    }
+    differences
+}
+
+/// The outputs of a graph by a key that does not depend on the numbers of its values.
+fn outputs(graph: &Graph, reading: &Reading) -> Outputs {
+    let outputs = graph.outputs.iter().map(|o| {
+        let key = match o.kind {
+            OutputKind::Carry(leaf) => {
+                format!("carry {}", leaf_key(&graph.def(leaf).op).unwrap_or_default())
+            }
+            kind => format!("{kind:?} {}", o.name).to_lowercase(),
+        };
+        (key, (reading.of(o.value), o.kind, graph.def(o.value).origin.clone()))
+    });
+    outputs.collect()
+}
+
+/// The outputs of the step of one rank, on all ranks.
+fn distributed(t: &mut Terms, before: &Graph, after: &Graph, ranks: Ranks) -> Outputs {
+    let scattered = Reading::unread(after, ranks).scattered;
+    let unread = || Reading::unread(before, ranks).scattered(scattered);
+    let (mut local, mut step) = (unread(), unread());
+    local.read(t, before, &mut HashMap::new());
+    for output in before.outputs.iter().filter(|o| o.kind == OutputKind::Gradient) {
+        let mean = ranks.mean(t, local.of(output.value), true, true);
+        step.give(output.value, mean);
+    }
+    // The operand of `unscale` is [statistics, count, loss].
+    let unscale = before.nodes().find(|(_, n)| matches!(n.op, Op::Unscale(_)));
+    let parts = unscale.map_or(&[][..], |(_, n)| &before.def(n.inputs[0]).inputs);
+    for part in parts.iter().skip(1) {
+        let sum = ranks.sum(t, local.of(*part), true, true);
+        step.give(*part, sum);
+    }
+    step.read(t, before, &mut HashMap::new());
+    let (mut of_step, of_rank) = (outputs(before, &step), outputs(before, &local));
+    for output in &before.outputs {
+        let OutputKind::Carry(leaf) = output.kind else { continue };
+        let Op::State(state) = &before.def(leaf).op else { continue };
+        if state.name.is_within_step() {
+            let key = format!("carry {}", leaf_key(&before.def(leaf).op).unwrap_or_default());
+            let (mut term, kind, origin) = of_rank[&key].clone();
+            if scattered && state.name == StateName::GradSum {
+                term = ranks.mean(t, term, true, ranks.shards == 1);
+            }
+            of_step.insert(key, (term, kind, origin));
+        }
+    }
+    of_step
+}
+
+/// Where a graph reads the part of a rank as if it were the whole, or keeps one as the other.
+fn placement(graph: &Graph) -> Vec<Difference> {
+    let sharded = sharded_values(graph);
+    let is = |v: &ValueId| sharded[v.0 as usize];
+    let by_element = |op: &Op| {
+        op.is_pointwise()
+            || matches!(op, Op::OptimizerStep(_) | Op::EmaStep | Op::ScaledCast(_) | Op::ByParamGroup(_))
+            || matches!(op, Op::AllGather(_) | Op::AllReduce(_) | Op::GradStats | Op::Fusion(_))
+    };
+    let mut found = vec![];
+    for (_, node) in graph.nodes() {
+        if node.inputs.iter().any(is) && !by_element(&node.op) {
+            let what = format!("`{}` reads the part of a rank as the whole", node.op.name());
+            found.push(Difference { output: String::new(), origin: node.origin.clone(), what });
+        }
+    }
+    for output in &graph.outputs {
+        let OutputKind::Carry(leaf) = output.kind else { continue };
+        if is(&leaf) != is(&output.value) {
+            let what = "the part of a rank is kept as the whole, or the whole as a part".into();
+            let origin = graph.def(output.value).origin.clone();
+            found.push(Difference { output: output.name.clone(), origin, what });
+        }
+    }
+    found
+}

@@ -1,0 +1,416 @@
+//! Definitions: reductions, and operations that are not written out, as functions of indices with canonical names of variables.
+
+use crate::index::{Affine, Atom, Ix, Kind, Var};
+use crate::term::{Coloring, Definition, Number, Term, TermId, Terms, mix};
+use frit_ir::Op;
+use std::collections::{HashMap, HashSet};
+
+/// The extent of an argument, which may be any index.
+const ANY: u64 = 1 << 40;
+
+/// A body that reads more constant places, such as each step of a recurrence, is a function of none of them.
+const CONSTANT_PLACES: usize = 4;
+
+impl Terms {
+    /// A variable that nothing else uses.
+    pub(crate) fn fresh(&mut self, extent: u64) -> Var {
+        self.next_fresh += 1;
+        Var { kind: Kind::Fresh, number: self.next_fresh, extent }
+    }
+
+    /// The index of an axis that is reduced.
+    pub(crate) fn fresh_index(&mut self, extent: usize) -> (Option<Var>, Ix) {
+        if extent == 1 {
+            return (None, self.constant_index(0));
+        }
+        let var = self.fresh(extent as u64);
+        (Some(var), self.atom(Atom::Var(var)))
+    }
+
+    /// Σ of a term over variables.
+    pub(crate) fn sum_over(&mut self, term: TermId, over: &[Var]) -> TermId {
+        over.iter().fold(term, |term, var| self.sum_over_one(term, *var))
+    }
+
+    fn sum_over_one(&mut self, term: TermId, over: Var) -> TermId {
+        if self.vars_of(term).binary_search(&over).is_err() {
+            return self.scale(term, over.extent as f64);
+        }
+        let factors = match self.get(term).clone() {
+            Term::Sum(parts, constant) => {
+                let mut sums: Vec<(TermId, f64)> = vec![];
+                for (part, factor) in parts.iter() {
+                    sums.push((self.sum_over_one(*part, over), factor.value()));
+                }
+                return self.sum(&sums, constant.value() * over.extent as f64);
+            }
+            Term::Product(factors) => factors.to_vec(),
+            _ => vec![(term, Number::ONE)],
+        };
+        let (mut inside, mut outside) = (vec![], vec![]);
+        for (factor, exponent) in factors {
+            let depends = self.vars_of(factor).binary_search(&over).is_ok();
+            if depends { &mut inside } else { &mut outside }.push((factor, exponent.value()));
+        }
+        let sum = match self.restricted(&inside, over) {
+            Some(sum) => sum,
+            None => self.sum_of_product(&inside, over),
+        };
+        outside.push((sum, 1.0));
+        self.product(&outside)
+    }
+
+    /// The sum where a factor is the truth of i ≥ c, or of i < c: over what is left of the axis.
+    fn restricted(&mut self, inside: &[(TermId, f64)], over: Var) -> Option<TermId> {
+        for (k, &(factor, _)) in inside.iter().enumerate() {
+            let (ix, negated) = match self.get(factor) {
+                Term::NotNegative(ix) => (*ix, false),
+                Term::Sum(parts, Number::ONE) => match &parts[..] {
+                    &[(t, f)] if f.value() == -1.0 => match self.get(t) {
+                        Term::NotNegative(ix) => (*ix, true),
+                        _ => continue,
+                    },
+                    _ => continue,
+                },
+                _ => continue,
+            };
+            let Affine { atoms, constant } = self.affine(ix).clone();
+            let &[(Atom::Var(v), factor)] = &atoms[..] else { continue };
+            if v != over || factor.abs() != 1 {
+                continue;
+            }
+            // i ≥ −constant, or i ≤ constant; negated, the other side.
+            let (low, high) = match (factor, negated) {
+                (1, false) => (-constant, over.extent as i64),
+                (1, true) => (0, -constant),
+                (_, false) => (0, constant + 1),
+                (_, true) => (constant + 1, over.extent as i64),
+            };
+            let rest: Vec<(TermId, f64)> =
+                inside.iter().enumerate().filter(|(i, _)| *i != k).map(|(_, f)| *f).collect();
+            let rest = self.product(&rest);
+            let (var, at) = self.fresh_index((high - low).max(1) as usize);
+            let at = self.offset(at, low);
+            let rest = self.substitute(rest, vec![(over, at)]);
+            return Some(match var {
+                None => rest,
+                Some(var) => self.sum_over_one(rest, var),
+            });
+        }
+        None
+    }
+
+    fn sum_of_product(&mut self, inside: &[(TermId, f64)], over: Var) -> TermId {
+        let body = self.product(inside);
+        // Multiplication may have made a sum of it, or something that no longer depends on the variable.
+        if matches!(self.get(body), Term::Sum(..)) || self.vars_of(body).binary_search(&over).is_err() {
+            return self.sum_over_one(body, over);
+        }
+        if let Some((parts, sizes)) = self.split_of(body, over) {
+            let place = self.place(&sizes, &parts.iter().map(|(_, ix)| *ix).collect::<Vec<_>>());
+            let body = self.substitute(body, vec![(over, place)]);
+            let vars: Vec<Var> = parts.into_iter().filter_map(|(v, _)| v).collect();
+            return self.sum_over(body, &vars);
+        }
+        let (mut bound, mut body) = (vec![over], body);
+        // A sum of sums is one over all variables.
+        if let Term::Defined(id, at) = self.get(body).clone()
+            && let Definition::Reduce { by: "sum", bound: inner, body: of } = self.definitions[id as usize].clone()
+        {
+            let (opened, vars) = self.opened(of, &inner, &at);
+            bound.extend(vars);
+            body = opened;
+        }
+        self.reduction("sum", body, &bound)
+    }
+
+    /// The body of a definition applied to these arguments, with fresh variables for those that it binds.
+    fn opened(&mut self, body: TermId, bound: &[u64], at: &[Ix]) -> (TermId, Vec<Var>) {
+        let mut pairs: Vec<(Var, Ix)> = vec![];
+        let used: Vec<Var> = self.vars_of(body).to_vec();
+        for var in used.iter().filter(|v| v.kind == Kind::Argument) {
+            pairs.push((*var, at[var.number as usize]));
+        }
+        let mut fresh = vec![];
+        for (k, extent) in bound.iter().enumerate() {
+            let var = self.fresh(*extent);
+            let ix = self.atom(Atom::Var(var));
+            pairs.push((Var { kind: Kind::Bound, number: k as u32, extent: *extent }, ix));
+            fresh.push(var);
+        }
+        (self.substitute(body, pairs), fresh)
+    }
+
+    /// Where a variable is only ever divided: variables for quotient and remainder, and their extents.
+    fn split_of(&mut self, body: TermId, over: Var) -> Option<(Vec<(Option<Var>, Ix)>, Vec<usize>)> {
+        let mut divisors: Vec<i64> = vec![];
+        if !self.divisors_in_term(body, over, &mut divisors) {
+            return None;
+        }
+        divisors.sort_unstable();
+        divisors.dedup();
+        let n = *divisors.first()?;
+        let extent = over.extent as i64;
+        if extent % n != 0 || divisors.iter().any(|d| d % n != 0) || n == extent {
+            return None;
+        }
+        let sizes = vec![(extent / n) as usize, n as usize];
+        let parts = sizes.iter().map(|n| self.fresh_index(*n)).collect();
+        Some((parts, sizes))
+    }
+
+    /// Collects by what the variable is divided; false if it occurs otherwise.
+    fn divisors_in_term(&self, id: TermId, over: Var, found: &mut Vec<i64>) -> bool {
+        if self.vars_of(id).binary_search(&over).is_err() {
+            return true;
+        }
+        match self.get(id) {
+            Term::Number(_) => true,
+            Term::Index(ix) | Term::NotNegative(ix) => self.divisors_in_index(*ix, over, found),
+            Term::Leaf(_, at) | Term::Defined(_, at) => {
+                at.iter().all(|ix| self.divisors_in_index(*ix, over, found))
+            }
+            Term::Sum(parts, _) | Term::Product(parts) => {
+                parts.iter().all(|(t, _)| self.divisors_in_term(*t, over, found))
+            }
+            Term::Apply(_, operands) => {
+                operands.iter().all(|t| self.divisors_in_term(*t, over, found))
+            }
+        }
+    }
+
+    fn divisors_in_index(&self, ix: Ix, over: Var, found: &mut Vec<i64>) -> bool {
+        if self.vars_of_index(ix).binary_search(&over).is_err() {
+            return true;
+        }
+        self.affine(ix).atoms.iter().all(|&(atom, _)| match atom {
+            Atom::Var(v) => v != over,
+            Atom::Data(term) => self.divisors_in_term(term, over, found),
+            Atom::Div(of, n) | Atom::Mod(of, n) => {
+                let alone = Affine { atoms: vec![(Atom::Var(over), 1)], constant: 0 };
+                if *self.affine(of) == alone {
+                    found.push(n);
+                    return true;
+                }
+                self.divisors_in_index(of, over, found)
+            }
+        })
+    }
+
+    /// A reduction of a term over variables that occur in it, applied to its other variables.
+    pub(crate) fn reduction(&mut self, by: &'static str, body: TermId, over: &[Var]) -> TermId {
+        let over: Vec<Var> =
+            over.iter().copied().filter(|v| self.vars_of(body).binary_search(v).is_ok()).collect();
+        if over.is_empty() {
+            return body;
+        }
+        let constants = self.constant_places(body) <= CONSTANT_PLACES;
+        let mut arguments =
+            Arguments { bound: &over, constants, places: vec![], seen: HashMap::new() };
+        let body = arguments.abstracted(self, body);
+        let places = arguments.places;
+        let order = self.canonical_order(body, &over, &places);
+        let (mut pairs, mut bound, mut at) = (vec![], vec![], vec![]);
+        for var in order {
+            let name = if over.contains(&var) {
+                bound.push(var.extent);
+                Var { kind: Kind::Bound, number: bound.len() as u32 - 1, extent: var.extent }
+            } else {
+                let place = places.iter().find(|(_, v)| *v == var);
+                at.push(place.expect("invariant: every free variable stands for an index").0);
+                Var { kind: Kind::Argument, number: at.len() as u32 - 1, extent: ANY }
+            };
+            pairs.push((var, self.atom(Atom::Var(name))));
+        }
+        let body = self.substitute(body, pairs);
+        let definition = self.define(Definition::Reduce { by, bound, body });
+        self.term(Term::Defined(definition, at.into()))
+    }
+
+    /// How many constant indices a term has.
+    fn constant_places(&self, body: TermId) -> usize {
+        let (mut open, mut seen, mut found) = (vec![body], HashSet::new(), HashSet::<Ix>::new());
+        while let Some(id) = open.pop() {
+            if !seen.insert(id) {
+                continue;
+            }
+            match self.get(id) {
+                Term::Leaf(_, at) | Term::Defined(_, at) => {
+                    found.extend(at.iter().filter(|ix| self.affine(**ix).atoms.is_empty()));
+                }
+                Term::Sum(parts, _) | Term::Product(parts) => open.extend(parts.iter().map(|p| p.0)),
+                Term::Apply(_, operands) => open.extend(operands.iter()),
+                Term::Number(_) | Term::Index(_) | Term::NotNegative(_) => {}
+            }
+        }
+        found.len()
+    }
+
+    /// The variables of a term in an order that does not depend on their names.
+    ///
+    /// Those that can be exchanged in the body are ordered by the places that they stand for.
+    fn canonical_order(&self, body: TermId, bound: &[Var], places: &[(Ix, Var)]) -> Vec<Var> {
+        let place = |var: Var| {
+            let place = places.iter().find(|(_, v)| *v == var);
+            place.map_or(0, |(ix, _)| self.shape_of_index(*ix))
+        };
+        let mut open: Vec<Var> = self.vars_of(body).to_vec();
+        let mut named: Vec<(Var, u64)> = vec![];
+        let kind = |v: Var| if bound.contains(&v) { 101 } else { 102 };
+        while !open.is_empty() {
+            let sign = |var: Var| {
+                let others = open.iter().filter(|o| **o != var).map(|o| (*o, kind(*o)));
+                let colors = others.chain(named.iter().copied()).chain([(var, 100)]);
+                mix(self.color(body, &Coloring::new(colors)), kind(var))
+            };
+            let mut ordered: Vec<(u64, u64, Var)> =
+                open.iter().map(|v| (sign(*v), place(*v), *v)).collect();
+            ordered.sort_unstable();
+            // Those that nothing else has the sign of; of equal ones the first, which tells the others apart.
+            let unique = ordered
+                .iter()
+                .filter(|(s, ..)| ordered.iter().filter(|(o, ..)| o == s).count() == 1)
+                .map(|(.., v)| *v)
+                .collect::<Vec<_>>();
+            let next = if unique.is_empty() { vec![ordered[0].2] } else { unique };
+            for var in next {
+                open.retain(|v| *v != var);
+                named.push((var, 200 + named.len() as u64));
+            }
+        }
+        named.into_iter().map(|(v, _)| v).collect()
+    }
+
+    /// The results of an operation that is not written out, over the axes of each.
+    pub(crate) fn opaque(
+        &mut self,
+        op: &Op,
+        result: usize,
+        operands: &[(TermId, Vec<usize>)],
+        sizes: &[usize],
+    ) -> TermId {
+        let mut operands = operands.to_vec();
+        let mut at = self.axes(sizes);
+        let outside: Vec<Var> = operands
+            .iter()
+            .flat_map(|(t, _)| self.vars_of(*t).iter().filter(|v| v.kind != Kind::Axis).copied())
+            .collect::<std::collections::BTreeSet<_>>()
+            .into_iter()
+            .collect();
+        for var in outside {
+            at.push(self.atom(Atom::Var(var)));
+            let name = Var { kind: Kind::Argument, number: at.len() as u32 - 1, extent: var.extent };
+            let name = self.atom(Atom::Var(name));
+            for (term, _) in &mut operands {
+                *term = self.substitute(*term, vec![(var, name)]);
+            }
+        }
+        let op = Box::new(op.clone());
+        let definition = self.define(Definition::Opaque { op, result, operands });
+        self.term(Term::Defined(definition, at.into()))
+    }
+}
+
+/// Makes arguments of a reduction's body: what of an index does not depend on bound variables becomes a variable, so that the
+/// definition does not depend on where its elements are.
+struct Arguments<'a> {
+    bound: &'a [Var],
+    /// Whether an index that is a constant becomes one, too.
+    constants: bool,
+    /// Each such index, and the variable that stands for it.
+    places: Vec<(Ix, Var)>,
+    seen: HashMap<TermId, TermId>,
+}
+
+impl Arguments<'_> {
+    fn abstracted(&mut self, t: &mut Terms, id: TermId) -> TermId {
+        if let Some(found) = self.seen.get(&id) {
+            return *found;
+        }
+        let result = match t.get(id).clone() {
+            Term::Number(_) => id,
+            Term::Index(ix) => {
+                let ix = self.index(t, ix);
+                t.index_term(ix)
+            }
+            Term::NotNegative(ix) => {
+                let ix = self.index(t, ix);
+                t.term(Term::NotNegative(ix))
+            }
+            Term::Leaf(leaf, at) => {
+                let at = at.iter().map(|ix| self.index(t, *ix)).collect();
+                t.term(Term::Leaf(leaf, at))
+            }
+            Term::Defined(definition, at) => {
+                let at = at.iter().map(|ix| self.index(t, *ix)).collect();
+                t.term(Term::Defined(definition, at))
+            }
+            Term::Sum(parts, constant) => {
+                let parts: Vec<(TermId, f64)> =
+                    parts.iter().map(|(p, f)| (self.abstracted(t, *p), f.value())).collect();
+                t.sum(&parts, constant.value())
+            }
+            Term::Product(factors) => {
+                let factors: Vec<(TermId, f64)> =
+                    factors.iter().map(|(p, e)| (self.abstracted(t, *p), e.value())).collect();
+                t.product(&factors)
+            }
+            Term::Apply(function, operands) => {
+                let operands: Vec<TermId> = operands.iter().map(|p| self.abstracted(t, *p)).collect();
+                t.applied(function, &operands)
+            }
+        };
+        self.seen.insert(id, result);
+        result
+    }
+
+    fn index(&mut self, t: &mut Terms, ix: Ix) -> Ix {
+        let Affine { atoms, constant } = t.affine(ix).clone();
+        let (mut free, mut rest) = (Affine { atoms: vec![], constant }, vec![]);
+        for (atom, factor) in atoms {
+            let alone = t.atom(atom);
+            let depends = t.vars_of_index(alone).iter().any(|v| self.bound.contains(v));
+            if depends { &mut rest } else { &mut free.atoms }.push((atom, factor));
+        }
+        let mut sum = match free.atoms.is_empty() && !(rest.is_empty() && self.constants) {
+            true => t.constant_index(constant),
+            false => {
+                let free = t.affine_sum(free);
+                self.place(t, free)
+            }
+        };
+        for (atom, factor) in rest {
+            let part = match atom {
+                Atom::Var(_) => t.atom(atom),
+                Atom::Div(of, n) => {
+                    let of = self.index(t, of);
+                    t.div(of, n)
+                }
+                Atom::Mod(of, n) => {
+                    let of = self.index(t, of);
+                    t.modulo(of, n)
+                }
+                Atom::Data(term) => {
+                    let term = self.abstracted(t, term);
+                    t.atom(Atom::Data(term))
+                }
+            };
+            let part = t.times(part, factor);
+            sum = t.plus(sum, part);
+        }
+        sum
+    }
+
+    fn place(&mut self, t: &mut Terms, free: Ix) -> Ix {
+        let known = self.places.iter().find(|(ix, _)| *ix == free).map(|(_, var)| *var);
+        let var = match known {
+            Some(var) => var,
+            None => {
+                let var = t.fresh(ANY);
+                self.places.push((free, var));
+                var
+            }
+        };
+        t.atom(Atom::Var(var))
+    }
+}

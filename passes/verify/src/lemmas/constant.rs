@@ -1,0 +1,140 @@
+//! Constants: as numbers and arithmetic of indices where they are regular, else as leaves.
+
+use crate::index::Ix;
+use crate::term::{Term, TermId, Terms};
+use frit_ir::{DType, Tensor};
+
+/// More elements are not searched for a pattern.
+const SEARCHED: usize = 1 << 24;
+
+/// The element of a constant over its axes.
+pub(crate) fn constant(t: &mut Terms, tensor: &Tensor) -> TermId {
+    if let Some(x) = tensor.as_splat() {
+        let x = if tensor.dtype().is_low_precision() { t.unrounded(x) } else { x };
+        return t.constant(x);
+    }
+    let sizes = tensor.shape().dims().to_vec();
+    let values = tensor.to_f64s();
+    if values.is_empty() || values.len() > SEARCHED {
+        let axes = t.axes(&sizes);
+        return leaf(t, tensor.dtype(), &sizes, values, &axes);
+    }
+    let (sizes, axes, values) = without_repeats(t, &sizes, values);
+    if let Some(term) = ramp(t, &sizes, &axes, &values) {
+        return term;
+    }
+    if let Some(term) = band(t, &sizes, &axes, &values) {
+        return term;
+    }
+    leaf(t, tensor.dtype(), &sizes, values, &axes)
+}
+
+/// The axes along which elements differ.
+fn without_repeats(t: &mut Terms, sizes: &[usize], values: Vec<f64>) -> (Vec<usize>, Vec<Ix>, Vec<f64>) {
+    let (mut sizes, mut axes) = (sizes.to_vec(), t.axes(sizes));
+    let mut values = values;
+    for k in (0..sizes.len()).rev() {
+        let n = sizes[k];
+        let inner: usize = sizes[k + 1..].iter().product();
+        let block = n * inner;
+        let repeats = values.chunks(block).all(|block| {
+            block.chunks(inner).all(|row| row.iter().zip(&block[..inner]).all(|(a, b)| a.to_bits() == b.to_bits()))
+        });
+        if repeats {
+            values = values.chunks(block).flat_map(|block| block[..inner].to_vec()).collect();
+            sizes.remove(k);
+            axes.remove(k);
+        }
+    }
+    (sizes, axes, values)
+}
+
+/// Whole numbers that are sums of multiples of the indices.
+fn ramp(t: &mut Terms, sizes: &[usize], axes: &[Ix], values: &[f64]) -> Option<TermId> {
+    let first = values[0];
+    let mut steps = vec![];
+    let mut inner: usize = values.len();
+    for &n in sizes {
+        inner /= n;
+        steps.push(values[inner] - first);
+    }
+    if [&steps[..], &[first]].concat().iter().any(|x| x.fract() != 0.0 || x.abs() > 1e9) {
+        return None;
+    }
+    let mut at = vec![0_usize; sizes.len()];
+    for &value in values {
+        let expected: f64 = first + at.iter().zip(&steps).map(|(i, s)| *i as f64 * s).sum::<f64>();
+        if expected != value {
+            return None;
+        }
+        for k in (0..sizes.len()).rev() {
+            at[k] += 1;
+            if at[k] < sizes[k] {
+                break;
+            }
+            at[k] = 0;
+        }
+    }
+    let mut sum = t.constant_index(first as i64);
+    for (ix, step) in axes.iter().zip(steps) {
+        let part = t.times(*ix, step as i64);
+        sum = t.plus(sum, part);
+    }
+    Some(t.index_term(sum))
+}
+
+/// A matrix of two values, one where the difference of both indices is in an interval.
+fn band(t: &mut Terms, sizes: &[usize], axes: &[Ix], values: &[f64]) -> Option<TermId> {
+    let &[rows, columns] = sizes else { return None };
+    let corner = values[0];
+    let other = *values.iter().find(|x| **x != corner)?;
+    let mut kinds: Vec<Option<bool>> = vec![None; rows + columns - 1];
+    for (place, value) in values.iter().enumerate() {
+        let (i, j) = (place / columns, place % columns);
+        let is = if *value == corner { true } else if *value == other { false } else { return None };
+        let kind = &mut kinds[i + columns - 1 - j];
+        if kind.is_some_and(|k| k != is) {
+            return None;
+        }
+        *kind = Some(is);
+    }
+    // The diagonals on which the corner's value is.
+    let inside = |k: usize| kinds[k] == Some(true);
+    let first = (0..kinds.len()).find(|k| inside(*k))?;
+    let last = (0..kinds.len()).rev().find(|k| inside(*k))?;
+    if (first..=last).any(|k| !inside(k)) {
+        return None;
+    }
+    let minus = t.times(axes[1], -1);
+    let difference = t.plus(axes[0], minus);
+    let low = t.offset(difference, columns as i64 - 1 - first as i64);
+    let minus = t.times(difference, -1);
+    let high = t.offset(minus, last as i64 - (columns as i64 - 1));
+    let (low, high) = (t.index_not_negative(low), t.index_not_negative(high));
+    let both = t.mul(low, high);
+    let (a, b) = (t.constant(corner), t.constant(other));
+    Some(t.select(both, a, b))
+}
+
+/// A leaf for these elements: one that was seen before, if they differ by no more than rounding.
+fn leaf(t: &mut Terms, dtype: DType, sizes: &[usize], values: Vec<f64>, axes: &[Ix]) -> TermId {
+    let known = t.constants.entry(sizes.to_vec()).or_default();
+    let near = |a: f64, b: f64, wide: f64| a == b || (a - b).abs() <= wide * a.abs().max(b.abs()) || (a.is_nan() && b.is_nan());
+    let found = known.iter().find(|(seen, _)| {
+        let coarse = seen.dtype().is_low_precision() || dtype.is_low_precision();
+        let wide = if coarse { 1.0 / 128.0 } else { 2e-6 };
+        seen.to_f64s().iter().zip(&values).all(|(a, b)| near(*a, *b, wide))
+    });
+    let leaf = match found {
+        Some((_, leaf)) => *leaf,
+        None => {
+            let number: usize = t.constants.values().map(Vec::len).sum();
+            let leaf = t.leaf(&format!("constant {number}"));
+            let kept = if dtype.is_float() { dtype } else { DType::F64 };
+            let tensor = Tensor::floats(kept, sizes.to_vec(), values);
+            t.constants.entry(sizes.to_vec()).or_default().push((tensor, leaf));
+            leaf
+        }
+    };
+    t.term(Term::Leaf(leaf, axes.into()))
+}

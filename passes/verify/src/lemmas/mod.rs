@@ -1,0 +1,143 @@
+//! Lemmas: what an element of each result of an operation is, as a term of the elements of its operands.
+//!
+//! There is one row for each operation that is written out; any other is opaque, the same function of the same operands wherever it
+//! occurs. `tests.rs` holds each row against the interpreter.
+
+mod attention;
+mod constant;
+mod elementwise;
+mod layout;
+mod reduce;
+#[cfg(test)]
+mod tests;
+
+use crate::index::Ix;
+use crate::term::{TermId, Terms};
+use frit_ir::ops::Linear;
+use frit_ir::{DType, Op, Tensor, TensorType};
+use std::rc::Rc;
+
+pub(crate) use constant::constant;
+
+/// An operand: its element over its axes.
+#[derive(Clone, Debug)]
+pub(crate) struct Operand {
+    pub(crate) term: TermId,
+    pub(crate) ty: TensorType,
+    /// Its value, where that is known.
+    pub(crate) value: Option<Rc<Tensor>>,
+}
+
+impl Operand {
+    pub(crate) fn sizes(&self) -> &[usize] {
+        self.ty.shape.dims()
+    }
+
+    /// The element at these indices.
+    pub(crate) fn at(&self, t: &mut Terms, at: &[Ix]) -> TermId {
+        t.at(self.term, self.sizes(), at)
+    }
+
+    /// The element at these indices of the shape that it is broadcast to.
+    pub(crate) fn broadcast(&self, t: &mut Terms, at: &[Ix]) -> TermId {
+        let skipped = at.len() - self.sizes().len();
+        let zero = t.constant_index(0);
+        let at: Vec<Ix> = (self.sizes().iter().zip(&at[skipped..]))
+            .map(|(n, ix)| if *n == 1 { zero } else { *ix })
+            .collect();
+        self.at(t, &at)
+    }
+}
+
+/// The results of an operation, over their axes.
+pub(crate) fn results(t: &mut Terms, op: &Op, operands: &[Operand], types: &[&TensorType]) -> Vec<TermId> {
+    let one = |term: TermId| vec![term];
+    let axes = types.first().map_or(vec![], |ty| t.axes(ty.shape.dims()));
+    match op {
+        Op::Cast(cast) => one(elementwise::cast(t, &operands[0], cast.to)),
+        Op::Unary(f) => one(elementwise::unary(t, *f, operands[0].term)),
+        Op::Predicate(_) => one(t.constant(0.0)),
+        Op::Clip(clip) => one(elementwise::clip(t, clip, operands[0].term)),
+        Op::Binary(f) => {
+            let [a, b] = [0, 1].map(|k| operands[k].broadcast(t, &axes));
+            one(elementwise::binary(t, *f, a, b, types[0].dtype))
+        }
+        Op::Compare(f) => {
+            let [a, b] = [0, 1].map(|k| operands[k].broadcast(t, &axes));
+            one(elementwise::compare(t, *f, a, b, operands[0].ty.dtype))
+        }
+        Op::Logical(f) => {
+            let [a, b] = [0, 1].map(|k| operands[k].broadcast(t, &axes));
+            one(elementwise::logical(t, *f, a, b))
+        }
+        Op::Select => {
+            let [c, a, b] = [0, 1, 2].map(|k| operands[k].broadcast(t, &axes));
+            one(t.select(c, a, b))
+        }
+        Op::EnterPrecision(_) | Op::LeavePrecision(_) => one(operands[0].term),
+        Op::CustomGradient(op) => operands[..op.results].iter().map(|y| y.term).collect(),
+        Op::ScaledCast(op) => one(t.scale(operands[0].term, op.factor)),
+
+        Op::Reshape(_) => one(layout::reshape(t, &operands[0], types[0].shape.dims())),
+        Op::Transpose(op) => one(layout::transpose(t, &operands[0], &op.perm, &axes)),
+        Op::Expand(_) => one(operands[0].broadcast(t, &axes)),
+        Op::Slice(op) => one(layout::slice(t, &operands[0], op, &axes)),
+        Op::Concat(op) => one(layout::concat(t, operands, op.axis, &axes)),
+        Op::Split(op) => layout::split(t, &operands[0], op),
+        Op::Pad(op) => one(layout::pad(t, &operands[0], op, &axes)),
+        Op::Embedding(_) => one(layout::gather(t, operands, 0, &axes)),
+        Op::Gather(op) => one(layout::gather(t, operands, op.axis, &axes)),
+        Op::EmbeddingGrad(_) => one(layout::embedding_grad(t, operands, &axes)),
+        Op::GatherNd(op) if operands[1].value.is_some() => {
+            one(layout::gather_nd(t, operands, op.batch_dims, &axes))
+        }
+        Op::GatherElements(op) => one(layout::gather_elements(t, operands, op.axis, &axes)),
+
+        Op::Reduce(op) => one(reduce::reduce(t, &operands[0], op)),
+        Op::SumTo(op) => one(reduce::sum_to(t, &operands[0], op.shape.dims())),
+        Op::MatMul(op) => one(reduce::matmul(t, op, operands, &axes)),
+        Op::Softmax(op) => one(reduce::softmax(t, &operands[0], op.axis, &axes)),
+        Op::LogSoftmax(op) => {
+            let softmax = reduce::softmax(t, &operands[0], op.axis, &axes);
+            one(t.log(softmax))
+        }
+        Op::LayerNorm(op) => reduce::layer_norm(t, op, operands, &axes),
+        Op::RmsNorm(op) => reduce::rms_norm(t, op, operands, &axes),
+        Op::CrossEntropy(op) => reduce::cross_entropy(t, op, operands, &axes),
+        Op::CrossEntropyGrad(op) => one(reduce::cross_entropy_grad(t, op, operands, &axes)),
+        Op::SoftmaxGrad(op) => one(reduce::softmax_grad(t, operands, op.axis, &axes)),
+        Op::LogSoftmaxGrad(op) => one(reduce::log_softmax_grad(t, operands, op.axis, &axes)),
+        Op::Attention(op) => attention::attention(t, op, operands, &axes),
+        Op::Unscale(_) => {
+            let parts = layout::elements(t, &operands[0]);
+            layout::opaque(t, op, &[parts, operands[1..].to_vec()].concat(), types)
+        }
+        Op::LossScale(op) => one(t.scale(operands[0].term, op.factor)),
+        _ => layout::opaque(t, op, operands, types),
+    }
+}
+
+/// The operation without the dtypes of its results.
+pub(crate) fn without_dtypes(op: &Op) -> Op {
+    let mut op = op.clone();
+    match &mut op {
+        Op::EmbeddingGrad(g) => g.dtype = DType::F32,
+        Op::ReduceScatter(r) => r.dtype = None,
+        Op::AllReduce(r) => r.dtype = None,
+        Op::Conv(conv) => conv.out = None,
+        Op::ConvGradInput(conv) => conv.out = None,
+        Op::ConvGradWeight(conv) => conv.out = None,
+        _ => {}
+    }
+    op
+}
+
+/// The operands that a result is linear in together, if any, by index.
+pub(crate) fn linear_in(op: &Op, operands: usize) -> Vec<Vec<usize>> {
+    match op.linear() {
+        Linear::In(terms) => vec![terms.iter().copied().filter(|k| *k < operands).collect()],
+        Linear::InAll => vec![(0..operands).collect()],
+        Linear::InEach => (0..operands).map(|k| vec![k]).collect(),
+        Linear::No => vec![],
+    }
+}

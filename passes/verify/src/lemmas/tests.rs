@@ -1,0 +1,1 @@
+//! Each lemma against the interpreter.

@@ -1,0 +1,237 @@
+//! What every value of a graph is, as a term over its axes.
+
+use crate::index::{Atom, Ix, Kind, Var};
+use crate::lemmas::{self, Operand};
+use crate::term::{Term, TermId, Terms};
+use frit_ir::interpret::{Options, eval_op, leaf_key};
+use frit_ir::ops::{Constant, Fusion, ReduceKind, State, StateName};
+use frit_ir::sharding::sharded_values;
+use frit_ir::{Graph, Node, Op, Tensor, ValueId};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// More elements are not computed where all operands are constants.
+const FOLDED: usize = 1 << 22;
+
+/// The ranks that run a graph: replicas of as many ranks as share one copy of the sharded state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ranks {
+    /// Ranks that share one copy.
+    pub shards: usize,
+    /// Copies.
+    pub replicas: usize,
+}
+
+impl Ranks {
+    /// One rank.
+    pub const ONE: Ranks = Ranks { shards: 1, replicas: 1 };
+
+    pub(crate) fn of_shards(self) -> Var {
+        Var { kind: Kind::Rank, number: 0, extent: self.shards as u64 }
+    }
+
+    pub(crate) fn of_replicas(self) -> Var {
+        Var { kind: Kind::Rank, number: 1, extent: self.replicas as u64 }
+    }
+
+    /// The rank, counted through all.
+    fn number(self, t: &mut Terms) -> Ix {
+        let [shard, replica] = [self.of_shards(), self.of_replicas()]
+            .map(|var| if var.extent == 1 { t.constant_index(0) } else { t.atom(Atom::Var(var)) });
+        let replica = t.times(replica, self.shards as i64);
+        t.plus(shard, replica)
+    }
+
+    /// The sum over the ranks of a team.
+    pub(crate) fn sum(self, t: &mut Terms, term: TermId, shards: bool, replicas: bool) -> TermId {
+        let mut over = vec![];
+        if shards && self.shards > 1 {
+            over.push(self.of_shards());
+        }
+        if replicas && self.replicas > 1 {
+            over.push(self.of_replicas());
+        }
+        t.sum_over(term, &over)
+    }
+
+    /// The mean over the ranks of a team.
+    pub(crate) fn mean(self, t: &mut Terms, term: TermId, shards: bool, replicas: bool) -> TermId {
+        let n = if shards { self.shards } else { 1 } * if replicas { self.replicas } else { 1 };
+        let sum = self.sum(t, term, shards, replicas);
+        t.scale(sum, 1.0 / n as f64)
+    }
+}
+
+/// The values of a graph.
+pub(crate) struct Reading {
+    ranks: Ranks,
+    /// Which values a rank has only its part of.
+    sharded: Vec<bool>,
+    /// Whether gradients are scattered before they are added to those of other micro-steps.
+    pub(crate) scattered: bool,
+    /// By value, over the axes of its shape.
+    pub(crate) terms: Vec<Option<TermId>>,
+}
+
+impl Reading {
+    /// Of a graph whose leaves are named by their keys.
+    pub(crate) fn new(t: &mut Terms, graph: &Graph, ranks: Ranks) -> Reading {
+        let mut reading = Reading::unread(graph, ranks);
+        reading.read(t, graph, &mut HashMap::new());
+        reading
+    }
+
+    /// The same with gradients scattered, or not, before they are added.
+    pub(crate) fn scattered(self, scattered: bool) -> Reading {
+        Reading { scattered, ..self }
+    }
+
+    /// Of a graph of which nothing is read yet; what is given before [`Reading::read`] stays.
+    pub(crate) fn unread(graph: &Graph, ranks: Ranks) -> Reading {
+        let scattered = |n: &Node| {
+            matches!(&n.op, Op::State(s) if s.name == StateName::GradSum && s.sharded)
+        };
+        Reading {
+            ranks,
+            sharded: sharded_values(graph),
+            scattered: graph.nodes().any(|(_, n)| scattered(n)),
+            terms: vec![None; graph.n_values()],
+        }
+    }
+
+    pub(crate) fn give(&mut self, value: ValueId, term: TermId) {
+        self.terms[value.0 as usize] = Some(term);
+    }
+
+    pub(crate) fn of(&self, value: ValueId) -> TermId {
+        self.terms[value.0 as usize].expect("invariant: values are read in order")
+    }
+
+    /// Reads what was not given.
+    pub(crate) fn read(&mut self, t: &mut Terms, graph: &Graph, constants: &mut HashMap<ValueId, Rc<Tensor>>) {
+        for (_, node) in graph.nodes() {
+            if node.outputs.iter().all(|v| self.terms[v.0 as usize].is_some()) {
+                continue;
+            }
+            let results = match &node.op {
+                Op::Constant(Constant { value }) => {
+                    constants.insert(node.outputs[0], Rc::new(value.clone()));
+                    vec![lemmas::constant(t, value)]
+                }
+                Op::Fusion(fusion) => self.fusion(t, fusion, node),
+                op if op.is_leaf() => vec![self.leaf(t, graph, node)],
+                Op::AllGather(_) => vec![self.of(node.inputs[0])],
+                Op::ReduceScatter(_) => {
+                    vec![self.ranks.mean(t, self.of(node.inputs[0]), true, false)]
+                }
+                Op::AllReduce(op) if op.reduce != ReduceKind::Max => {
+                    let term = self.of(node.inputs[0]);
+                    // That of a unit is over its replicas, any other over all ranks.
+                    let shards = op.unit.is_none() || self.ranks.shards == 1;
+                    vec![match op.reduce {
+                        ReduceKind::Mean => self.ranks.mean(t, term, shards, true),
+                        _ => self.ranks.sum(t, term, shards, true),
+                    }]
+                }
+                Op::GradStats if node.inputs.iter().any(|v| self.sharded[v.0 as usize]) => {
+                    self.statistics_of_shards(t, graph, node)
+                }
+                op => match folded(graph, node, constants) {
+                    Some(tensors) => {
+                        let terms = tensors.iter().map(|x| lemmas::constant(t, x)).collect();
+                        constants.extend(node.outputs.iter().copied().zip(tensors.into_iter().map(Rc::new)));
+                        terms
+                    }
+                    None => self.results(t, graph, node, constants),
+                },
+            };
+            for (value, term) in node.outputs.iter().zip(results) {
+                self.terms[value.0 as usize] = Some(term);
+            }
+        }
+    }
+
+    fn results(
+        &self,
+        t: &mut Terms,
+        graph: &Graph,
+        node: &Node,
+        constants: &HashMap<ValueId, Rc<Tensor>>,
+    ) -> Vec<TermId> {
+        let operands = node.inputs.iter().map(|v| Operand {
+            term: self.of(*v),
+            ty: graph.ty(*v).clone(),
+            value: constants.get(v).cloned(),
+        });
+        let operands: Vec<Operand> = operands.collect();
+        let types: Vec<_> = node.outputs.iter().map(|v| graph.ty(*v)).collect();
+        lemmas::results(t, &node.op, &operands, &types)
+    }
+
+    /// The part of a rank in the statistics of what all ranks of a replica hold together: which part does not matter, as it is only
+    /// ever summed, so the first rank has all.
+    fn statistics_of_shards(&self, t: &mut Terms, graph: &Graph, node: &Node) -> Vec<TermId> {
+        let whole = self.results(t, graph, node, &HashMap::new());
+        let rank = match self.ranks.shards {
+            1 => t.constant_index(0),
+            _ => t.atom(Atom::Var(self.ranks.of_shards())),
+        };
+        let rank = t.times(rank, -1);
+        let first = t.index_not_negative(rank);
+        whole.into_iter().map(|term| t.mul(first, term)).collect()
+    }
+
+    /// The element of a leaf: of each rank its own, if ranks differ.
+    fn leaf(&self, t: &mut Terms, graph: &Graph, node: &Node) -> TermId {
+        let name = leaf_key(&node.op).unwrap_or_default();
+        let key = match &node.op {
+            Op::Hyper(hyper) => format!("hyper {name} = {}", hyper.default),
+            Op::State(state) => format!("state {name} = {}", state.init),
+            op => format!("{} {name}", op.name()),
+        };
+        let leaf = t.leaf(&key);
+        let axes = t.axes(graph.ty(node.outputs[0]).shape.dims());
+        let mut at: Vec<Ix> =
+            axes.into_iter().filter(|ix| !t.vars_of_index(*ix).is_empty()).collect();
+        match &node.op {
+            Op::Input(_) | Op::State(State { name: StateName::Rng, .. }) => {
+                at.push(self.ranks.number(t));
+            }
+            // Sums of scattered gradients differ by replica.
+            Op::State(s) if s.name == StateName::GradSum && self.scattered => {
+                at.push(Ranks { shards: 1, ..self.ranks }.number(t));
+            }
+            Op::State(s) if s.name.is_within_step() => at.push(self.ranks.number(t)),
+            _ => {}
+        }
+        t.term(Term::Leaf(leaf, at.into()))
+    }
+
+    /// A region: its body, of these operands.
+    fn fusion(&mut self, t: &mut Terms, fusion: &Fusion, node: &Node) -> Vec<TermId> {
+        let body = &fusion.body;
+        let mut inner = Reading::unread(body, self.ranks);
+        let inputs = body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
+        for ((_, input), operand) in inputs.zip(&node.inputs) {
+            inner.terms[input.outputs[0].0 as usize] = Some(self.of(*operand));
+        }
+        inner.read(t, body, &mut HashMap::new());
+        body.outputs.iter().map(|o| inner.of(o.value)).collect()
+    }
+}
+
+/// The results of a node whose operands are all constants.
+fn folded(graph: &Graph, node: &Node, constants: &HashMap<ValueId, Rc<Tensor>>) -> Option<Vec<Tensor>> {
+    let size = |v: &ValueId| graph.ty(*v).shape.numel();
+    if node.inputs.is_empty() || node.outputs.iter().map(size).sum::<usize>() > FOLDED {
+        return None;
+    }
+    let operands: Vec<&Tensor> = node.inputs.iter().map(|v| constants.get(v).map(|x| &**x)).collect::<Option<_>>()?;
+    if let Op::Cast(cast) = &node.op
+        && cast.to.is_float()
+        && operands[0].dtype().is_float()
+    {
+        return Some(vec![operands[0].clone()]);
+    }
+    eval_op(&node.op, &operands, Options::default()).ok()
+}

@@ -1,0 +1,330 @@
+//! Elements of tensors as terms over the real numbers, in a normal form: equal terms have the same id.
+//!
+//! A term is what an element of a value is, at an index: sums and products are flat and sorted, layout operations are index
+//! arithmetic, casts between floats are not there. A reduction, or an operation that is not written out, is a *definition*: a
+//! function of indices, whose bound variables and arguments are named canonically, and which terms apply.
+
+use crate::index::{Affine, Atom, Ix, Var};
+use frit_ir::{Op, Tensor};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+
+/// Names a term of [`Terms`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct TermId(pub(crate) u32);
+
+/// A number by its bits, snapped to those that were seen; see [`Terms::number`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Number(u64);
+
+impl Number {
+    pub(crate) const ZERO: Number = Number(0);
+    pub(crate) const ONE: Number = Number(1.0_f64.to_bits());
+
+    pub(crate) fn value(self) -> f64 {
+        f64::from_bits(self.0)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Term {
+    Number(Number),
+    /// An index as a number: one atom.
+    Index(Ix),
+    /// An element of a leaf of the graph.
+    Leaf(u32, Rc<[Ix]>),
+    /// An element of a definition.
+    Defined(u32, Rc<[Ix]>),
+    /// Σ factor·term + constant.
+    Sum(Rc<[(TermId, Number)]>, Number),
+    /// Π termᵉ.
+    Product(Rc<[(TermId, Number)]>),
+    /// A function of elements.
+    Apply(Function, Rc<[TermId]>),
+    /// 1 where the index is not negative, else 0.
+    NotNegative(Ix),
+}
+
+/// A function of elements that is not written out, with its attributes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Function {
+    pub(crate) name: &'static str,
+    pub(crate) attributes: [u64; 2],
+}
+
+/// What a definition is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Definition {
+    /// A reduction of the body over all bound variables, of these extents; a function of its arguments.
+    Reduce { by: &'static str, bound: Vec<u64>, body: TermId },
+    /// A result of an operation that is not written out, a function of the axes of the result (and of the rank, if operands are).
+    Opaque { op: Box<Op>, result: usize, operands: Vec<(TermId, Vec<usize>)> },
+}
+
+/// Colors of variables, and the hashes of terms with them.
+#[derive(Default)]
+pub(crate) struct Coloring {
+    colors: HashMap<Var, u64>,
+    seen: RefCell<HashMap<TermId, u64>>,
+}
+
+impl Coloring {
+    pub(crate) fn new(colors: impl IntoIterator<Item = (Var, u64)>) -> Self {
+        Coloring { colors: colors.into_iter().collect(), seen: RefCell::default() }
+    }
+
+    fn names(&self, var: Var) -> bool {
+        self.colors.contains_key(&var)
+    }
+
+    fn of(&self, var: Var) -> u64 {
+        self.colors.get(&var).copied().unwrap_or(0)
+    }
+}
+
+/// All terms, indices and definitions of a comparison.
+#[derive(Default)]
+pub(crate) struct Terms {
+    terms: Vec<Term>,
+    term_ids: HashMap<Term, TermId>,
+    /// A hash of each term that does not depend on the names of variables.
+    shapes: Vec<u64>,
+    vars: Vec<Rc<[Var]>>,
+    affines: Vec<Affine>,
+    affine_ids: HashMap<Affine, Ix>,
+    ix_shapes: Vec<u64>,
+    ix_vars: Vec<Rc<[Var]>>,
+    pub(crate) definitions: Vec<Definition>,
+    definition_ids: HashMap<Definition, u32>,
+    pub(crate) leaves: Vec<String>,
+    leaf_ids: HashMap<String, u32>,
+    /// Constants that are leaves, by their sizes.
+    pub(crate) constants: HashMap<Vec<usize>, Vec<(Tensor, u32)>>,
+    numbers: BTreeMap<u64, ()>,
+    pub(crate) substituted: HashMap<(TermId, Rc<[(Var, Ix)]>), TermId>,
+    pub(crate) next_fresh: u32,
+}
+
+/// Scalars of two graphs that differ by less, relatively, are the same: constants are rounded to f32.
+const SAME_NUMBER: f64 = 2e-6;
+
+/// The relative rounding error of bf16.
+const ROUNDED: f64 = 1.0 / 256.0;
+
+impl Terms {
+    /// The number, or one that differs by less than rounding and was seen before.
+    pub(crate) fn number(&mut self, x: f64) -> Number {
+        if x == 0.0 {
+            return Number::ZERO;
+        }
+        if !x.is_finite() {
+            return Number(x.to_bits());
+        }
+        let whole = x.round();
+        let x = if whole != 0.0 && (x - whole).abs() <= 1e-9 * whole.abs() { whole } else { x };
+        let key = x.abs().to_bits();
+        let near = |k: &u64| (f64::from_bits(*k) - x.abs()).abs() <= SAME_NUMBER * x.abs();
+        let below = self.numbers.range(..=key).next_back().map(|(k, ())| *k).filter(near);
+        let above = self.numbers.range(key..).next().map(|(k, ())| *k).filter(near);
+        let exact = if x.abs().fract() == 0.0 && x.abs() < 1e6 { Some(key) } else { None };
+        let found = exact.or(below).or(above).unwrap_or(key);
+        self.numbers.insert(found, ());
+        Number(f64::from_bits(found).copysign(x).to_bits())
+    }
+
+    /// The number that was seen before of which this is the rounding to a narrow dtype, or the number itself.
+    pub(crate) fn unrounded(&self, x: f64) -> f64 {
+        let size = x.abs();
+        let (low, high) = (size * (1.0 - ROUNDED), size * (1.0 + ROUNDED));
+        if !x.is_finite() || self.numbers.contains_key(&size.to_bits()) {
+            return x;
+        }
+        let near = self.numbers.range(low.to_bits()..=high.to_bits()).map(|(k, ())| f64::from_bits(*k));
+        let distance = |y: &f64| (y - size).abs();
+        let nearest = near.min_by(|a, b| distance(a).total_cmp(&distance(b)));
+        nearest.unwrap_or(size).copysign(x)
+    }
+
+    pub(crate) fn get(&self, id: TermId) -> &Term {
+        &self.terms[id.0 as usize]
+    }
+
+    pub(crate) fn affine(&self, ix: Ix) -> &Affine {
+        &self.affines[ix.0 as usize]
+    }
+
+    /// Variables that occur in a term, sorted.
+    pub(crate) fn vars_of(&self, id: TermId) -> &Rc<[Var]> {
+        &self.vars[id.0 as usize]
+    }
+
+    pub(crate) fn vars_of_index(&self, ix: Ix) -> &Rc<[Var]> {
+        &self.ix_vars[ix.0 as usize]
+    }
+
+    /// A hash of an index that is the same whatever the names of variables.
+    pub(crate) fn shape_of_index(&self, ix: Ix) -> u64 {
+        self.ix_shapes[ix.0 as usize]
+    }
+
+    /// A hash that is the same whatever the names of variables.
+    pub(crate) fn shape_of(&self, id: TermId) -> u64 {
+        self.shapes[id.0 as usize]
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.terms.len()
+    }
+
+    pub(crate) fn index(&mut self, affine: Affine) -> Ix {
+        if let Some(id) = self.affine_ids.get(&affine) {
+            return *id;
+        }
+        let id = Ix(self.affines.len() as u32);
+        let mut vars: Vec<Var> = Vec::new();
+        for (atom, _) in &affine.atoms {
+            match atom {
+                Atom::Var(v) => vars.push(*v),
+                Atom::Div(of, _) | Atom::Mod(of, _) => vars.extend(self.vars_of_index(*of).iter()),
+                Atom::Data(term) => vars.extend(self.vars_of(*term).iter()),
+            }
+        }
+        vars.sort_unstable();
+        vars.dedup();
+        let shape = self.color_index_with(&affine, &Coloring::default());
+        self.affine_ids.insert(affine.clone(), id);
+        self.affines.push(affine);
+        self.ix_vars.push(vars.into());
+        self.ix_shapes.push(shape);
+        id
+    }
+
+    pub(crate) fn term(&mut self, term: Term) -> TermId {
+        if let Some(id) = self.term_ids.get(&term) {
+            return *id;
+        }
+        let id = TermId(self.terms.len() as u32);
+        let mut vars: Vec<Var> = Vec::new();
+        match &term {
+            Term::Number(_) => {}
+            Term::Index(ix) | Term::NotNegative(ix) => vars.extend(self.vars_of_index(*ix).iter()),
+            Term::Leaf(_, at) | Term::Defined(_, at) => {
+                at.iter().for_each(|ix| vars.extend(self.vars_of_index(*ix).iter()));
+            }
+            Term::Sum(parts, _) | Term::Product(parts) => {
+                parts.iter().for_each(|(t, _)| vars.extend(self.vars_of(*t).iter()));
+            }
+            Term::Apply(_, operands) => {
+                operands.iter().for_each(|t| vars.extend(self.vars_of(*t).iter()));
+            }
+        }
+        vars.sort_unstable();
+        vars.dedup();
+        let shape = self.color_with(&term, &Coloring::default());
+        self.term_ids.insert(term.clone(), id);
+        self.terms.push(term);
+        self.vars.push(vars.into());
+        self.shapes.push(shape);
+        id
+    }
+
+    pub(crate) fn define(&mut self, definition: Definition) -> u32 {
+        if let Some(id) = self.definition_ids.get(&definition) {
+            return *id;
+        }
+        let id = self.definitions.len() as u32;
+        self.definition_ids.insert(definition.clone(), id);
+        self.definitions.push(definition);
+        id
+    }
+
+    pub(crate) fn leaf(&mut self, key: &str) -> u32 {
+        if let Some(id) = self.leaf_ids.get(key) {
+            return *id;
+        }
+        let id = self.leaves.len() as u32;
+        self.leaf_ids.insert(key.into(), id);
+        self.leaves.push(key.into());
+        id
+    }
+
+    /// The hash of a term in which variables have colors; those without one are told apart by their extents alone.
+    pub(crate) fn color(&self, id: TermId, colors: &Coloring) -> u64 {
+        if !self.vars_of(id).iter().any(|v| colors.names(*v)) {
+            return self.shape_of(id);
+        }
+        if let Some(hash) = colors.seen.borrow().get(&id) {
+            return *hash;
+        }
+        let hash = self.color_with(self.get(id), colors);
+        colors.seen.borrow_mut().insert(id, hash);
+        hash
+    }
+
+    fn color_with(&self, term: &Term, colors: &Coloring) -> u64 {
+        let list = |tag: u64, head: u64, at: &[Ix]| {
+            let indices = at.iter().map(|ix| self.color_index(*ix, colors));
+            indices.fold(mix(tag, head), mix)
+        };
+        let bag = |tag: u64, parts: &[(TermId, Number)]| {
+            let mut hashes: Vec<u64> =
+                parts.iter().map(|(t, n)| mix(self.color(*t, colors), n.0)).collect();
+            hashes.sort_unstable();
+            hashes.into_iter().fold(tag, mix)
+        };
+        match term {
+            Term::Number(n) => mix(1, n.0),
+            Term::Index(ix) => mix(2, self.color_index(*ix, colors)),
+            Term::Leaf(leaf, at) => list(3, u64::from(*leaf), at),
+            Term::Defined(definition, at) => list(4, u64::from(*definition), at),
+            Term::Sum(parts, constant) => mix(bag(5, parts), constant.0),
+            Term::Product(parts) => bag(6, parts),
+            Term::Apply(function, operands) => {
+                let name = function.name.bytes().fold(7, |h, b| mix(h, u64::from(b)));
+                let head = function.attributes.iter().fold(name, |h, a| mix(h, *a));
+                operands.iter().map(|t| self.color(*t, colors)).fold(head, mix)
+            }
+            Term::NotNegative(ix) => mix(8, self.color_index(*ix, colors)),
+        }
+    }
+
+    fn color_index(&self, ix: Ix, colors: &Coloring) -> u64 {
+        if !self.vars_of_index(ix).iter().any(|v| colors.names(*v)) {
+            return self.ix_shapes[ix.0 as usize];
+        }
+        self.color_index_with(self.affine(ix), colors)
+    }
+
+    fn color_atom(&self, atom: Atom, colors: &Coloring) -> u64 {
+        match atom {
+            Atom::Var(v) => mix(mix(11, v.extent), colors.of(v)),
+            Atom::Div(of, n) => mix(mix(12, self.color_index(of, colors)), n as u64),
+            Atom::Mod(of, n) => mix(mix(13, self.color_index(of, colors)), n as u64),
+            Atom::Data(term) => mix(14, self.color(term, colors)),
+        }
+    }
+
+    /// A hash of an atom that is the same whatever the names of variables.
+    pub(crate) fn atom_shape(&self, atom: Atom) -> u64 {
+        self.color_atom(atom, &Coloring::default())
+    }
+
+    fn color_index_with(&self, affine: &Affine, colors: &Coloring) -> u64 {
+        let mut hashes: Vec<u64> = affine
+            .atoms
+            .iter()
+            .map(|&(atom, factor)| mix(self.color_atom(atom, colors), factor as u64))
+            .collect();
+        hashes.sort_unstable();
+        hashes.into_iter().fold(affine.constant as u64, mix)
+    }
+}
+
+/// Mixes two hashes (the finalizer of splitmix64).
+pub(crate) fn mix(a: u64, b: u64) -> u64 {
+    let mut x = a.rotate_left(23) ^ b.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(0x1234_5678_9ABC_DEF1);
+    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
