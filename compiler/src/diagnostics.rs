@@ -30,7 +30,9 @@ impl Report {
     /// The exit code of a program that ends with these messages: 1 if a run or check failed though nothing was wrong with what
     /// was asked for, else 2.
     pub fn exit_code(&self) -> u8 {
-        let failures = [Code::Diverged, Code::NotFinite, Code::GradientsDiffer, Code::AuditFailed];
+        let runs = [Code::Diverged, Code::NotFinite];
+        let checks = [Code::GradientsDiffer, Code::AuditFailed, Code::PlanEdited];
+        let failures = [&runs[..], &checks].concat();
         let failed = |d: &Diagnostic| failures.iter().any(|c| c.id() == d.code);
         if self.diagnostics.iter().any(failed) { 1 } else { 2 }
     }

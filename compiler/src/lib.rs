@@ -2,6 +2,7 @@
 
 pub mod audit;
 pub mod bench;
+pub mod certificate;
 pub mod clusters;
 pub mod commands;
 pub mod compilation;
@@ -23,6 +24,7 @@ mod repeat;
 pub mod report;
 pub mod reproducer;
 pub mod source;
+pub mod statement;
 pub mod target;
 pub mod tokenize;
 pub mod weights;

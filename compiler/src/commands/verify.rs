@@ -1,7 +1,9 @@
-//! `frit verify`: verifies a plan, and that the files beside it are the compiled ones.
+//! `frit verify`: verifies a plan, that the files beside it are the compiled ones, and that it is what its model compiles to.
 
+use crate::certificate::{Certificate, Verdict, certify};
 use crate::diagnostics::Report;
 use crate::plan_dir;
+use crate::repeat::Repeat;
 use frit_ir::plan::{Plan, layout};
 use frit_ir::{Code, Diagnostic};
 use frit_passes::verify_plan::{verify_evaluation, verify_plan};
@@ -11,10 +13,29 @@ use std::path::{Path, PathBuf};
 
 /// Arguments of `frit verify`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  frit verify plan")]
+#[command(after_help = "Examples:
+  frit verify plan
+  frit verify plan --quick
+  frit verify plan --json | jq '.certificate.passes[] | select(.verdict == \"not_shown\")'
+
+First the tasks of the plan are proved to compute the step that it declares. Then its model is compiled again, and of every pass it is
+proved, over the real numbers, that loss, gradients, update and statistics are those of the model (docs/verification.md). A pass of
+which this cannot be shown is listed; that is no error. A plan that differs from what its model compiles to is one, with exit code 1.")]
 pub struct Args {
     /// The plan directory.
     pub plan: PathBuf,
+    /// Prove only that the tasks compute the step that the plan declares; the model is not needed.
+    #[arg(long)]
+    pub quick: bool,
+    /// Path of the model that the plan was compiled from, if it was moved.
+    #[arg(long, value_name = "FILE", conflicts_with = "quick")]
+    pub model: Option<PathBuf>,
+    /// Read external data of the model also outside of the model's folder.
+    #[arg(long, conflicts_with = "quick")]
+    pub allow_external_data: bool,
+    /// As JSON, with stable keys.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// A plan that is sound.
@@ -29,7 +50,59 @@ pub struct Sound {
 /// Runs it.
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let line = |s: &Sound| format!("{}: sound ({} tasks)\n", s.plan.display(), s.tasks);
-    Ok(verify(&args.plan)?.iter().map(line).collect())
+    let plans = verify(&args.plan)?;
+    let certificate = if args.quick { None } else { Some(certified(args)?) };
+    if args.json {
+        let found = serde_json::json!({ "plans": plans, "certificate": certificate });
+        return Ok(format!("{found:#}\n"));
+    }
+    let mut text: String = plans.iter().map(line).collect();
+    if let Some(certificate) = certificate {
+        text += &page(&args.plan, &certificate);
+    }
+    Ok(text)
+}
+
+/// The certificate of a plan that was not edited.
+fn certified(args: &Args) -> Result<Certificate, Report> {
+    let plan = plan_dir::read(&args.plan)?;
+    let scratch = tempfile::tempdir().map_err(|e| {
+        Diagnostic::error(Code::FileUnwritable, format!("no temporary folder: {e}"))
+    })?;
+    let (model, to) = (args.model.as_deref(), scratch.path().join("model"));
+    let again = Repeat::of(&args.plan, &plan, model, &to, args.allow_external_data)?;
+    let certificate = certify(&again.request, &again.config, Some(&plan))?;
+    if certificate.edited.is_empty() {
+        return Ok(certificate);
+    }
+    let message = format!("{} is not what its model compiles to", args.plan.display());
+    let different = certificate.edited.join(", ");
+    Err(Diagnostic::error(Code::PlanEdited, message)
+        .note(format!("these parts of plan.json differ: {different}"))
+        .help("it was edited, or compiled by another version of frit: compile the model again")
+        .into())
+}
+
+fn page(plan: &Path, certificate: &Certificate) -> String {
+    let mut text = String::new();
+    for checked in &certificate.passes {
+        text += &format!("  {:<20} {}\n", checked.pass, checked.verdict.words());
+        for difference in &checked.differences {
+            text += &format!("      {difference}\n");
+        }
+    }
+    let open: Vec<&str> = certificate
+        .passes
+        .iter()
+        .filter(|p| p.verdict == Verdict::NotShown)
+        .map(|p| p.pass.as_str())
+        .collect();
+    let plan = plan.display();
+    text += &match open.is_empty() {
+        true => format!("{plan}: certified: every rank computes the step of the model\n"),
+        false => format!("{plan}: not certified: nothing is known of {}\n", open.join(", ")),
+    };
+    text
 }
 
 /// Verifies the plan of a plan directory and its evaluation, and the files beside them.

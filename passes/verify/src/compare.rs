@@ -3,6 +3,7 @@
 use crate::explain::difference;
 use crate::reading::{Ranks, Reading};
 use crate::term::{TermId, Terms};
+use crate::unstated::Unstated;
 use frit_ir::interpret::leaf_key;
 use frit_ir::ops::StateName;
 use frit_ir::sharding::sharded_values;
@@ -18,6 +19,13 @@ pub struct Difference {
     pub origin: Origin,
     /// What is known.
     pub what: String,
+}
+
+impl From<Unstated> for Difference {
+    fn from(unstated: Unstated) -> Difference {
+        let what = format!("`{}` has no statement: {}", unstated.what, unstated.reason);
+        Difference { output: String::new(), origin: unstated.origin, what }
+    }
 }
 
 /// Stack of the thread that compares: terms are as deep as models between two reductions.

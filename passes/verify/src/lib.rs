@@ -8,8 +8,11 @@ pub mod gradient;
 mod index;
 mod lemmas;
 mod reading;
+pub mod step;
 mod substitute;
 mod term;
+mod unstated;
 
 pub use compare::{Difference, compare, compare_distributed};
 pub use reading::Ranks;
+pub use unstated::Unstated;

@@ -26,6 +26,11 @@ impl Ranks {
     /// One rank.
     pub const ONE: Ranks = Ranks { shards: 1, replicas: 1 };
 
+    /// All ranks.
+    pub fn number(self) -> usize {
+        self.shards * self.replicas
+    }
+
     pub(crate) fn of_shards(self) -> Var {
         Var { kind: Kind::Rank, number: 0, extent: self.shards as u64 }
     }
@@ -35,7 +40,7 @@ impl Ranks {
     }
 
     /// The rank, counted through all.
-    fn number(self, t: &mut Terms) -> Ix {
+    fn index(self, t: &mut Terms) -> Ix {
         let [shard, replica] = [self.of_shards(), self.of_replicas()]
             .map(|var| if var.extent == 1 { t.constant_index(0) } else { t.atom(Atom::Var(var)) });
         let replica = t.times(replica, self.shards as i64);
@@ -136,7 +141,7 @@ impl Reading {
                 Op::GradStats if node.inputs.iter().any(|v| self.sharded[v.0 as usize]) => {
                     self.statistics_of_shards(t, graph, node)
                 }
-                op => match folded(graph, node, constants) {
+                _ => match folded(graph, node, constants) {
                     Some(tensors) => {
                         let terms = tensors.iter().map(|x| lemmas::constant(t, x)).collect();
                         constants.extend(node.outputs.iter().copied().zip(tensors.into_iter().map(Rc::new)));
@@ -195,13 +200,13 @@ impl Reading {
             axes.into_iter().filter(|ix| !t.vars_of_index(*ix).is_empty()).collect();
         match &node.op {
             Op::Input(_) | Op::State(State { name: StateName::Rng, .. }) => {
-                at.push(self.ranks.number(t));
+                at.push(self.ranks.index(t));
             }
             // Sums of scattered gradients differ by replica.
             Op::State(s) if s.name == StateName::GradSum && self.scattered => {
-                at.push(Ranks { shards: 1, ..self.ranks }.number(t));
+                at.push(Ranks { shards: 1, ..self.ranks }.index(t));
             }
-            Op::State(s) if s.name.is_within_step() => at.push(self.ranks.number(t)),
+            Op::State(s) if s.name.is_within_step() => at.push(self.ranks.index(t)),
             _ => {}
         }
         t.term(Term::Leaf(leaf, at.into()))

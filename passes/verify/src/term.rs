@@ -173,10 +173,6 @@ impl Terms {
         self.shapes[id.0 as usize]
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.terms.len()
-    }
-
     pub(crate) fn index(&mut self, affine: Affine) -> Ix {
         if let Some(id) = self.affine_ids.get(&affine) {
             return *id;
@@ -303,11 +299,6 @@ impl Terms {
             Atom::Mod(of, n) => mix(mix(13, self.color_index(of, colors)), n as u64),
             Atom::Data(term) => mix(14, self.color(term, colors)),
         }
-    }
-
-    /// A hash of an atom that is the same whatever the names of variables.
-    pub(crate) fn atom_shape(&self, atom: Atom) -> u64 {
-        self.color_atom(atom, &Coloring::default())
     }
 
     fn color_index_with(&self, affine: &Affine, colors: &Coloring) -> u64 {

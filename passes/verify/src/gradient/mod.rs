@@ -13,37 +13,17 @@ mod term;
 #[cfg(test)]
 mod tests;
 
+use crate::unstated::Unstated;
 use frit_ir::ops::{LossScale, Op, Param, ParamKind, State, StateName};
 use frit_ir::{DType, Graph, Node, Origin, OutputKind, TensorType, ValueId};
 use function::Calls;
 use std::collections::HashMap;
-use std::fmt;
 use term::{Term, Writer};
 
-/// An operation for which no lemma is stated, or none that holds for its operands.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unstated {
-    /// Its name in texts.
-    pub op: &'static str,
-    /// Where it comes from.
-    pub origin: Origin,
-    /// What is not stated.
-    pub reason: String,
+/// That the gradient of this is not stated.
+fn unstated(node: &Node, reason: impl Into<String>) -> Unstated {
+    Unstated::new(node.op.name(), &node.origin, reason)
 }
-
-impl Unstated {
-    fn of(node: &Node, reason: impl Into<String>) -> Self {
-        Unstated { op: node.op.name(), origin: node.origin.clone(), reason: reason.into() }
-    }
-}
-
-impl fmt::Display for Unstated {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no gradient of `{}` at {} is stated: {}", self.op, self.origin, self.reason)
-    }
-}
-
-impl std::error::Error for Unstated {}
 
 /// One use of an operation, as its lemma sees it.
 struct Site<'w> {
@@ -82,12 +62,12 @@ fn by(forward: &Graph, factor: f64, lemma: &Lemma<'_>) -> Result<Graph, Unstated
     let losses: Vec<ValueId> =
         forward.outputs.iter().filter(|o| o.kind == OutputKind::LossSum).map(|o| o.value).collect();
     let &[loss] = &losses[..] else {
-        let (op, origin) = ("graph", Origin::none());
-        return Err(Unstated { op, origin, reason: format!("{} loss sums", losses.len()) });
+        let reason = format!("{} loss sums", losses.len());
+        return Err(Unstated::new("graph", &Origin::none(), reason));
     };
     if forward.ty(loss).shape.rank() != 0 || !forward.ty(loss).dtype.is_float() {
         let reason = format!("a loss of type {}", forward.ty(loss));
-        return Err(Unstated::of(forward.def(loss), reason));
+        return Err(unstated(forward.def(loss), reason));
     }
     let writer = Writer::new(forward);
     let gradients = sweep(forward, &writer, loss, factor, lemma)?;
@@ -140,7 +120,7 @@ fn sweep<'w>(
             op => lemma(op, &site),
         };
         let Some(cotangents) = cotangents else {
-            return Err(Unstated::of(node, "there is no lemma"));
+            return Err(unstated(node, "no lemma gives its gradient"));
         };
         for ((x, needed), dx) in site.x.iter().zip(&site.needed).zip(cotangents) {
             let Some(dx) = dx.filter(|_| *needed) else { continue };
@@ -149,7 +129,7 @@ fn sweep<'w>(
             found.insert(x.id, total);
         }
         if let Some(error) = writer.refused() {
-            return Err(Unstated::of(node, error.to_string()));
+            return Err(unstated(node, error.to_string()));
         }
     }
     let trainable = forward.params().filter(|(_, p)| p.kind == ParamKind::Trainable);

@@ -139,21 +139,21 @@ fn what_is_not_stated_is_named() {
         let sum = AllReduce { reduce: ReduceKind::Sum, unit: None, dtype: None };
         add(g, Op::AllReduce(sum), &[x])[0]
     });
-    assert_eq!(sum.op, "all_reduce");
+    assert_eq!(sum.what, "all_reduce");
     let second = unstated(|g, x| binary(g, BinaryFn::TanhGrad, x, x));
-    assert_eq!(second.op, "tanh_grad");
-    let text = "no gradient of `tanh_grad` at the graph is stated: there is no lemma";
+    assert_eq!(second.what, "tanh_grad");
+    let text = "no statement of `tanh_grad` at the graph: no lemma gives its gradient";
     assert_eq!(second.to_string(), text);
     let statistics = unstated(|g, x| {
         let scale = trained(g, "scale", &[2]);
         add(g, Op::RmsNorm(RmsNorm { axis: 1, eps: 0.1 }), &[x, scale])[1]
     });
-    assert_eq!(statistics.op, "rms_norm");
+    assert_eq!(statistics.what, "rms_norm");
 
     let mut g = Graph::new("g");
     let x = trained(&mut g, "x", &[2, 2]);
-    assert_eq!(differentiated(&g, 1, 1.0).map(|_| ()).expect_err("no loss").op, "graph");
+    assert_eq!(differentiated(&g, 1, 1.0).map(|_| ()).expect_err("no loss").what, "graph");
     g.add_output("loss", x, OutputKind::LossSum);
     let matrix = differentiated(&g, 1, 1.0).map(|_| ()).expect_err("no scalar");
-    assert_eq!((matrix.op, &*matrix.reason), ("param", "a loss of type f64[2, 2]"));
+    assert_eq!((matrix.what, &*matrix.reason), ("param", "a loss of type f64[2, 2]"));
 }

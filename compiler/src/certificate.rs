@@ -1,0 +1,219 @@
+//! The certificate of a plan: its model is compiled again, and every pass is held against what it must keep.
+//!
+//! What a pass must keep is proved by `frit_verify`, which shares no code with the passes. The plan must then be, byte for byte but for
+//! machine code, what the last graph is lowered to; that lowering is covered by the proof of the plan (`frit_passes::verify_plan`).
+
+use crate::compilation::{Compiled, Observer, Request, compile, imported};
+use crate::config::Config;
+use crate::diagnostics::Report;
+use crate::statement;
+use frit_ir::plan::Plan;
+use frit_ir::{Graph, Origin};
+use frit_passes::{adapter, documents, fp8, loss_scale, sync_batch_norm};
+use frit_passes::{differentiate, loss, shard, update};
+use frit_verify::{Difference, Ranks, Unstated, compare, compare_distributed, gradient, step};
+use serde::Serialize;
+
+/// What is known of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// It changed nothing.
+    Unchanged,
+    /// Every output is what it was.
+    Equal,
+    /// Every output is what the definition of the step says.
+    AsStated,
+    /// What it does is part of what the model means, and is not checked.
+    Assumed,
+    /// Neither proved nor refuted.
+    NotShown,
+}
+
+impl Verdict {
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Verdict::Unchanged => "changed nothing",
+            Verdict::Equal => "equal",
+            Verdict::AsStated => "as stated",
+            Verdict::Assumed => "assumed",
+            Verdict::NotShown => "not shown",
+        }
+    }
+}
+
+/// What is known of one pass.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Checked {
+    /// Name of the pass.
+    pub pass: String,
+    /// What is known.
+    pub verdict: Verdict,
+    /// The first outputs that were not shown to be kept, in words.
+    pub differences: Vec<String>,
+}
+
+/// What is known of all passes of a compilation, and of the plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Certificate {
+    /// The passes in order.
+    pub passes: Vec<Checked>,
+    /// Parts of the plan that differ from what the model compiles to, by the name of the field.
+    pub edited: Vec<String>,
+}
+
+impl Certificate {
+    /// Whether every pass was proved, or is part of what the model means.
+    pub fn holds(&self) -> bool {
+        self.edited.is_empty() && self.passes.iter().all(|p| p.verdict != Verdict::NotShown)
+    }
+}
+
+/// Compiles again and checks every pass; with a plan, also that it is what comes of it.
+///
+/// # Errors
+/// Everything that is wrong with the model or the configuration.
+pub fn certify(
+    request: &Request,
+    config: &Config,
+    plan: Option<&Plan>,
+) -> Result<Certificate, Report> {
+    let request = Request { without_code: true, evaluation: true, ..request.clone() };
+    let mut checker = Checker::new(imported(&request, config)?.graph, config);
+    let compiled = compile(&request, config, &mut checker)?;
+    let edited = match (plan, &compiled) {
+        (Some(plan), Some(compiled)) => differing(plan, compiled),
+        _ => vec![],
+    };
+    Ok(Certificate { passes: checker.passes, edited })
+}
+
+/// Checks each pass as it runs.
+#[derive(Clone)]
+pub struct Checker {
+    before: Graph,
+    /// The graph before `loss_scale`, which `update` completes.
+    with_gradients: Option<Graph>,
+    config: Config,
+    ranks: Ranks,
+    /// Elements of the loss of a micro-step.
+    capacity: f64,
+    /// What is known so far.
+    pub passes: Vec<Checked>,
+}
+
+/// Differences that are listed of a pass.
+const LISTED: usize = 3;
+
+impl Checker {
+    /// For the compilation of an imported graph.
+    pub fn new(imported: Graph, config: &Config) -> Checker {
+        let (n, sharding) = (config.sharding.ranks, &config.sharding);
+        let shards = sharding.strategy.shards(n, sharding.shard_group);
+        let ranks = Ranks { shards, replicas: n / shards };
+        Checker {
+            before: imported,
+            with_gradients: None,
+            config: config.clone(),
+            ranks,
+            capacity: 0.0,
+            passes: vec![],
+        }
+    }
+
+    /// What is known of a pass that made `after` of the graph before.
+    fn relation(&self, pass: &str, after: &Graph) -> (Verdict, Vec<Difference>) {
+        let stated = |found: Result<Graph, Unstated>| match found {
+            Ok(expected) => (Verdict::AsStated, compare(&expected, after, self.ranks)),
+            Err(unstated) => (Verdict::NotShown, vec![unstated.into()]),
+        };
+        let (before, config) = (&self.before, &self.config);
+        let meaning = [adapter::INFO.name, documents::INFO.name, sync_batch_norm::INFO.name];
+        if before == after {
+            return (Verdict::Unchanged, vec![]);
+        }
+        if meaning.contains(&pass) || pass == fp8::INFO.name {
+            return (Verdict::Assumed, vec![]);
+        }
+        if pass == loss::INFO.name {
+            return stated(match statement::losses(config) {
+                Ok(terms) => step::with_loss(before, &terms, self.ranks.number()),
+                Err(wrong) => Err(Unstated::new("loss", &Origin::none(), wrong.to_string())),
+            });
+        }
+        if pass == differentiate::INFO.name {
+            let accumulation = config.run.accumulation;
+            return stated(gradient::differentiated(before, accumulation, self.capacity));
+        }
+        if pass == loss_scale::INFO.name {
+            // What it adds is part of what `update` must be.
+            return (Verdict::AsStated, vec![]);
+        }
+        if pass == update::INFO.name {
+            let before = self.with_gradients.as_ref().unwrap_or(before);
+            return stated(step::updated(before, &statement::update(config, self.capacity)));
+        }
+        if pass == shard::INFO.name {
+            return (Verdict::AsStated, compare_distributed(before, after, self.ranks));
+        }
+        (Verdict::Equal, compare(before, after, self.ranks))
+    }
+}
+
+impl Checker {
+    /// What is known of the next pass, which made this graph.
+    pub fn check(&mut self, pass: &str, graph: &Graph) -> &Checked {
+        if pass == differentiate::INFO.name {
+            self.capacity = loss::capacity(&self.before).unwrap_or(0) as f64;
+        }
+        if pass == loss_scale::INFO.name {
+            self.with_gradients = Some(self.before.clone());
+        }
+        let (verdict, differences) = self.relation(pass, graph);
+        let verdict = if differences.is_empty() { verdict } else { Verdict::NotShown };
+        let differences = differences.iter().take(LISTED).map(words).collect();
+        self.passes.push(Checked { pass: pass.into(), verdict, differences });
+        self.before = graph.clone();
+        &self.passes[self.passes.len() - 1]
+    }
+}
+
+impl Observer for Checker {
+    fn after(&mut self, _: usize, pass: &str, graph: &Graph) {
+        self.check(pass, graph);
+    }
+}
+
+fn words(difference: &Difference) -> String {
+    /// Characters of a term that are shown.
+    const SHOWN: usize = 400;
+    let what: String = difference.what.chars().take(SHOWN).collect();
+    match difference.output.as_str() {
+        "" => format!("{what} ({})", difference.origin),
+        output => format!("{output}: {what} ({})", difference.origin),
+    }
+}
+
+/// Fields in which a plan differs from a compiled one, but for machine code.
+fn differing(plan: &Plan, compiled: &Compiled) -> Vec<String> {
+    let json = |plan: &Plan| {
+        let mut plan = plan.clone();
+        for kernel in &mut plan.kernels {
+            kernel.entry = frit_ir::plan::Entry::Interpreter;
+            kernel.entry_hash = String::new();
+        }
+        match serde_json::to_value(&plan) {
+            Ok(serde_json::Value::Object(fields)) => fields,
+            _ => serde_json::Map::new(),
+        }
+    };
+    let (found, expected) = (json(plan), json(&compiled.plan));
+    let mut fields: Vec<String> = found
+        .iter()
+        .filter(|(key, value)| expected.get(*key) != Some(*value))
+        .map(|(key, _)| key.clone())
+        .collect();
+    fields.extend(expected.keys().filter(|key| !found.contains_key(*key)).cloned());
+    fields
+}

@@ -1,0 +1,273 @@
+//! The certificate: models are certified under every pair of settings, changed graphs are not, and neither are edited plans.
+
+use crate::pairs::rows;
+use crate::support::{file, plan};
+use frit::certificate::{Checker, Verdict, certify};
+use frit::commands::verify;
+use frit::compilation::{Observer, Request, compile, imported};
+use frit::config::Config;
+use frit_ir::interpret::{Options, leaf_key, run_ranks};
+use frit_ir::{DType, Graph, NodeId, Op, Tensor, ValueId};
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+fn configured(model: &str, batch: usize, settings: &[&str]) -> (Request, Config) {
+    let settings: Vec<String> = settings.iter().map(|s| s.to_string()).collect();
+    let config = Config::parse("", "train.toml", &settings).unwrap_or_else(|e| panic!("{e}"));
+    let binds = [("batch".to_string(), batch)].into();
+    (Request { model: file(model), binds, ..Request::default() }, config)
+}
+
+/// The passes of which nothing is known, with what is not known.
+fn open(model: &str, batch: usize, settings: &[&str]) -> Vec<String> {
+    let (request, config) = configured(model, batch, settings);
+    let found = certify(&request, &config, None).unwrap_or_else(|e| panic!("{model}: {e}"));
+    assert!(found.passes.iter().any(|p| p.verdict == Verdict::AsStated), "{model}");
+    let open = found.passes.into_iter().filter(|p| p.verdict == Verdict::NotShown);
+    open.map(|p| format!("{}: {}", p.pass, p.differences.join("; "))).collect()
+}
+
+/// Model, batch of a rank, loss.
+const MODELS: [(&str, usize, &str); 12] = [
+    ("mlp/model.onnx", 4, "loss.kind=cross_entropy"),
+    ("gpt2/model.onnx", 2, "loss.kind=cross_entropy"),
+    ("gpt2/model_opset21.onnx", 2, "loss.kind=cross_entropy"),
+    ("gpt2/model_sdpa.onnx", 2, "loss.kind=cross_entropy"),
+    ("llama/model.onnx", 2, "loss.kind=cross_entropy"),
+    ("bert/model.onnx", 2, "loss.kind=cross_entropy"),
+    ("t5/model.onnx", 2, "loss.kind=cross_entropy"),
+    ("vit/model.onnx", 2, "loss.kind=cross_entropy"),
+    ("resnet/model.onnx", 2, "loss.kind=cross_entropy"),
+    ("unet/model.onnx", 2, "loss.kind=mse"),
+    ("opt/model.onnx", 2, "loss.kind=cross_entropy"),
+    ("moe_dispatch/model.onnx", 2, "loss.kind=cross_entropy"),
+];
+
+#[test]
+fn models_are_certified() {
+    for (model, batch, loss) in MODELS {
+        let model = format!("tests/models/{model}");
+        for more in [
+            &["precision.compute=fp32"][..],
+            &["sharding.ranks=4", "precision.compute=bf16", "run.accumulation=2"],
+        ] {
+            let settings = [&[loss, "memory.loss_chunks=1"], more].concat();
+            assert_eq!(open(&model, batch, &settings), Vec::<String>::new(), "{model} {more:?}");
+        }
+    }
+}
+
+#[test]
+fn every_pair_of_settings_is_certified() {
+    let factors: [&[&str]; 9] = [
+        &["sharding.ranks=1", "sharding.ranks=2", "sharding.ranks=4"],
+        &[
+            "sharding.strategy=\"full_shard\"",
+            "sharding.strategy=\"no_shard\"",
+            "sharding.strategy=\"shard_optimizer\"",
+            "sharding.strategy=\"shard_grad_op\"",
+        ],
+        &["precision.compute=fp32", "precision.compute=bf16", "precision.compute=fp16"],
+        &["run.accumulation=1", "run.accumulation=2"],
+        &["memory.recompute=none", "memory.recompute=unit", "memory.recompute=selective"],
+        &["memory.offload=none", "memory.offload=optimizer"],
+        &["padding.tensor_cores=always", "padding.tensor_cores=never"],
+        &["optimizer.kind=adamw", "optimizer.kind=sgd", "optimizer.kind=lion"],
+        &["optimizer.ema=0", "optimizer.ema=0.9"],
+    ];
+    for row in rows(&factors, |_| true) {
+        let settings: Vec<&str> = row.iter().zip(&factors).map(|(level, f)| f[*level]).collect();
+        let settings = [&["memory.loss_chunks=1"], &settings[..]].concat();
+        let found = open("tests/museum/models/lm.json", 2, &settings);
+        assert_eq!(found, Vec::<String>::new(), "{settings:?}");
+    }
+}
+
+/// The graphs of a compilation, after each pass.
+#[derive(Default)]
+struct Trace(Vec<(String, Graph)>);
+
+impl Observer for Trace {
+    fn after(&mut self, _: usize, name: &str, graph: &Graph) {
+        self.0.push((name.into(), graph.clone()));
+    }
+}
+
+/// Values for all leaves of a graph on a rank: integers that index everything, and positive floats, as states have roots taken.
+fn feeds(graph: &Graph, rank: usize) -> HashMap<String, Tensor> {
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut feeds = HashMap::new();
+    for (_, node) in graph.nodes() {
+        let Some(key) = leaf_key(&node.op) else { continue };
+        let ty = graph.ty(node.outputs[0]).clone();
+        let own = matches!(node.op, Op::Input(_));
+        // By the name, so that a leaf has its value in every graph.
+        let seed = key.bytes().fold(rank as u64 * u64::from(own), |h, b| h * 31 + u64::from(b));
+        random.seed(seed);
+        let n = ty.shape.numel();
+        let tensor = match &node.op {
+            Op::Input(_) | Op::Param(_) | Op::State(_) if ty.dtype.is_float() => {
+                let low = if matches!(node.op, Op::State(_)) { 0.1 } else { -0.5 };
+                let values = (0..n).map(|_| low + random.f64()).collect();
+                Tensor::floats(ty.dtype, ty.shape, values)
+            }
+            Op::Input(_) if ty.dtype == DType::I64 => {
+                Tensor::ints(ty.dtype, ty.shape, (0..n).map(|_| random.i64(0..7)).collect())
+            }
+            _ => continue,
+        };
+        feeds.insert(key, tensor);
+    }
+    feeds
+}
+
+/// The outputs of a graph on three ranks, as numbers.
+fn numbers(graph: &Graph) -> Option<Vec<Vec<f64>>> {
+    let ranks: Vec<_> = (0..3).map(|rank| feeds(graph, rank)).collect();
+    let found = run_ranks(graph, &ranks, Options::EXACT).ok()?;
+    let outputs = found.into_iter().flatten().map(|(_, tensor)| tensor.to_f64s());
+    Some(outputs.collect())
+}
+
+/// A change of a graph at random: an operand exchanged or taken from elsewhere, an attribute or a constant changed, or a node left out.
+fn changed(graph: &Graph, random: &mut fastrand::Rng) -> Option<Graph> {
+    let mut graph = graph.clone();
+    let ids: Vec<NodeId> = graph.order().to_vec();
+    let id = ids[random.usize(0..ids.len())];
+    let node = graph.node(id).clone();
+    match random.u8(0..5) {
+        0 => {
+            let n = node.inputs.len();
+            let (a, b) = (random.usize(0..n.max(1)), random.usize(0..n.max(1)));
+            let mut inputs = node.inputs.clone();
+            if n < 2 || inputs[a] == inputs[b] {
+                return None;
+            }
+            inputs.swap(a, b);
+            graph.set_inputs(id, inputs).ok()?;
+        }
+        1 => {
+            let k = random.usize(0..node.inputs.len().max(1));
+            let ty = graph.ty(*node.inputs.get(k)?).clone();
+            let position = ids.iter().position(|i| *i == id)?;
+            let others: Vec<ValueId> = ids[..position]
+                .iter()
+                .flat_map(|i| graph.node(*i).outputs.clone())
+                .filter(|v| *graph.ty(*v) == ty && *v != node.inputs[k])
+                .collect();
+            let mut inputs = node.inputs.clone();
+            inputs[k] = *others.get(random.usize(0..others.len().max(1)))?;
+            graph.set_inputs(id, inputs).ok()?;
+        }
+        2 | 3 => {
+            let (name, mut attributes) = node.op.to_parts();
+            let keys: Vec<String> = attributes.keys().cloned().collect();
+            let key = keys.get(random.usize(0..keys.len().max(1)))?;
+            let value = &attributes[key];
+            let other = match value {
+                serde_json::Value::Bool(b) => serde_json::json!(!b),
+                serde_json::Value::Number(x) if x.is_f64() => {
+                    serde_json::json!(x.as_f64()? * 1.5 + 0.01)
+                }
+                serde_json::Value::Number(x) => serde_json::json!(x.as_u64()? + 1),
+                serde_json::Value::Array(list) => {
+                    let mut list = list.clone();
+                    let (a, b) = (random.usize(0..list.len().max(1)), random.usize(0..list.len().max(1)));
+                    if list.get(a)? == list.get(b)? {
+                        return None;
+                    }
+                    list.swap(a, b);
+                    serde_json::json!(list)
+                }
+                _ => return None,
+            };
+            if node.op.is_leaf() && !matches!(node.op, Op::Constant(_) | Op::Hyper(_)) {
+                return None;
+            }
+            attributes.insert(key.clone(), other);
+            let op = Op::from_parts(name, attributes).ok()?;
+            let types: Vec<_> = node.outputs.iter().map(|v| graph.ty(*v).clone()).collect();
+            let inputs: Vec<_> = node.inputs.iter().map(|v| graph.ty(*v)).collect();
+            if op.infer(&inputs).ok()? != types {
+                return None;
+            }
+            graph.node_mut(id).op = op;
+        }
+        _ => {
+            let (output, input) = (*node.outputs.first()?, *node.inputs.first()?);
+            if graph.ty(output) != graph.ty(input) {
+                return None;
+            }
+            graph.replace_uses(output, input);
+        }
+    }
+    graph.remove_dead();
+    frit_ir::verify::verify(&graph).ok()?;
+    Some(graph)
+}
+
+#[test]
+fn changed_graphs_are_not_certified() {
+    let settings = [
+        &["sharding.ranks=3", "run.accumulation=2", "optimizer.clip_grad_norm=1.0"][..],
+        &["sharding.ranks=3", "sharding.strategy=\"no_shard\"", "precision.compute=fp16"],
+    ];
+    let models = ["lm", "masked", "rope", "modulated", "grouped"];
+    let mut random = fastrand::Rng::with_seed(1);
+    let (mut tried, mut different) = (0, 0);
+    for (model, settings) in models.iter().zip(settings.iter().cycle()) {
+        let model = format!("tests/museum/models/{model}.json");
+        let settings = [&["memory.loss_chunks=1"], *settings].concat();
+        let (request, config) = configured(&model, 2, &settings);
+        let mut trace = Trace::default();
+        let request = Request { without_code: true, ..request };
+        compile(&request, &config, &mut trace).unwrap_or_else(|e| panic!("{model}: {e}"));
+        let first = imported(&request, &config).unwrap_or_else(|e| panic!("{model}: {e}")).graph;
+        let mut checker = Checker::new(first, &config);
+        for (pass, graph) in &trace.0 {
+            let expected = numbers(graph);
+            for _ in 0..150 {
+                let Some(mutant) = changed(graph, &mut random) else { continue };
+                tried += 1;
+                let found = numbers(&mutant);
+                let same = match (&expected, &found) {
+                    (Some(a), Some(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| near(a, b)),
+                    _ => continue,
+                };
+                if same || *pass == "loss_scale" {
+                    continue;
+                }
+                different += 1;
+                let verdict = checker.clone().check(pass, &mutant).verdict;
+                assert_eq!(
+                    verdict,
+                    Verdict::NotShown,
+                    "{model}, {pass}: a changed graph is certified\n{graph}\n{mutant}"
+                );
+            }
+            let verdict = checker.check(pass, graph);
+            assert_ne!(verdict.verdict, Verdict::NotShown, "{model}: {verdict:?}");
+        }
+    }
+    assert!(tried >= 2000 && different >= 1000, "{tried} changed graphs, {different} of them different");
+}
+
+fn near(a: &[f64], b: &[f64]) -> bool {
+    let size = a.iter().map(|x| x.abs()).fold(0.0, f64::max);
+    a.len() == b.len()
+        && a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-4 * size || (a.is_nan() && b.is_nan()))
+}
+
+#[test]
+fn an_edited_plan_is_not_what_its_model_compiles_to() {
+    let planned = plan("tests/models/mlp/model.onnx", 4, &["sharding.ranks=2"]);
+    let dir: PathBuf = planned.dir.path().into();
+    let text = std::fs::read_to_string(dir.join("plan.json")).expect("the plan");
+    let (request, config) = configured("tests/models/mlp/model.onnx", 4, &["sharding.ranks=2"]);
+    let mut edited = planned.compiled.plan.clone();
+    let certificate = |p| certify(&request, &config, Some(p)).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(certificate(&edited).edited, Vec::<String>::new());
+    edited.loss_capacity += 1;
+    assert_eq!(certificate(&edited).edited, ["loss_capacity"]);
+    assert!(!text.is_empty() && verify::verify(&dir).is_ok());
+}
