@@ -27,7 +27,7 @@ impl Pooling {
     /// The pointers must be aligned and valid for tensors of these shapes; results overlap no operand.
     pub unsafe fn max(&self, pool: &Pool, x: *const u8, y: *mut u8) {
         let (size, positions) = (self.window.input_len(), self.window.output_len());
-        let columns = Columns::new(&self.window);
+        let (columns, taps) = (Columns::new(&self.window), self.window.taps_len());
         let at = Shareable::new((x, y));
         pool.run_workers(self.images, &|image, worker: &mut Worker| {
             let (x, y) = at.get();
@@ -39,7 +39,9 @@ impl Pooling {
                 let x = columns.split(std::slice::from_raw_parts(x, size), split.cast());
                 let result = std::slice::from_raw_parts_mut(result.cast::<f32>(), positions);
                 result.fill(f32::NEG_INFINITY);
-                columns.each_row(&self.window, |_, from, to| keep_max(&x[from], &mut result[to]));
+                columns.each_row(&self.window, 0..taps, |_, from, to| {
+                    keep_max(&x[from], &mut result[to])
+                });
                 from_f32(result, self.elem.at_mut(y, (image * positions) as isize), self.elem);
             }
         });
@@ -51,7 +53,7 @@ impl Pooling {
     /// As for [`Pooling::max`].
     pub unsafe fn max_grad(&self, pool: &Pool, dy: *const u8, x: *const u8, dx: *mut u8) {
         let (size, positions) = (self.window.input_len(), self.window.output_len());
-        let columns = Columns::new(&self.window);
+        let (columns, taps) = (Columns::new(&self.window), self.window.taps_len());
         let at = Shareable::new((dy, x, dx));
         pool.run_workers(self.images, &|image, worker: &mut Worker| {
             let (dy, x, dx) = at.get();
@@ -75,10 +77,11 @@ impl Pooling {
                 sum.fill(0.0);
                 best.fill(NO_TAP);
                 largest.fill(f32::NEG_INFINITY);
-                columns.each_row(&self.window, |tap, from, to| {
+                columns.each_row(&self.window, 0..taps, |tap, from, to| {
                     keep_best(tap, &x[from], &mut best[to.clone()], &mut largest[to]);
                 });
-                columns.each_row(&self.window, |tap, from, to| {
+                // In the order of positions.
+                columns.each_row(&self.window, (0..taps).rev(), |tap, from, to| {
                     add_where(tap, &dy[to.clone()], &best[to], &mut sum[from]);
                 });
                 let result = std::slice::from_raw_parts_mut(x_copy.cast::<f32>(), size);
@@ -238,8 +241,13 @@ impl Columns {
     }
 
     /// Calls `each(tap, elements, positions)` for every row of positions and every tap: what the tap reads, in this order.
-    fn each_row(&self, window: &Window, mut each: impl FnMut(u32, Range<usize>, Range<usize>)) {
-        for tap in 0..window.taps_len() {
+    fn each_row(
+        &self,
+        window: &Window,
+        taps: impl Iterator<Item = usize>,
+        mut each: impl FnMut(u32, Range<usize>, Range<usize>),
+    ) {
+        for tap in taps {
             for (row, span) in window.spans(tap, 0).take(window.rows()).enumerate() {
                 let (len, first) = (span.last - span.first, row * window.output[2] + span.first);
                 if len > 0 {

@@ -13,13 +13,10 @@ use std::ops::Range;
 
 /// Approximate bytes of an unfolded block: a part of the L2 cache.
 const COLUMN_BYTES: usize = 1 << 18;
-/// Bounds of the most positions per block: fewer fill GEMM tiles badly.
+/// Minimum and maximum positions per block: fewer fill GEMM tiles badly.
 const POSITIONS: [usize; 2] = [256, 512];
-/// Columns of which the GEMM's tiles are made, and as how many more of them a block counts.
-const TILE_COLUMNS: usize = 16;
-const BLOCK_COST: usize = 8;
-/// Maximum positions per step of the weight gradient.
-const WEIGHT_POSITIONS: usize = 512;
+/// Approximate positions per step of the weight gradient.
+const WEIGHT_POSITIONS: usize = 256;
 /// Minimum chunks of work per call, if it is large enough.
 const CHUNKS: usize = 16;
 /// Minimum rows of a kernel for which positions are unfolded repeatedly.
@@ -55,27 +52,16 @@ struct Blocks {
 }
 
 impl Blocks {
-    /// Blocks of at most `most` positions, or of one row: those that fill the columns of the GEMM's tiles best.
+    /// Blocks of about `most` positions.
     fn new(conv: &Conv, most: usize) -> Blocks {
-        let (all, rows) = (conv.window.output_len(), conv.window.rows().max(1));
-        let row = conv.window.output[2].max(1);
-        let parts = |len: usize, step: usize| [len / step * step, len % step];
-        let cost = |sizes: [usize; 2], step: usize, unit: usize| {
-            let columns = |n: usize| (n * unit).next_multiple_of(TILE_COLUMNS) + BLOCK_COST;
-            let last = if sizes[1] > 0 { columns(sizes[1]) } else { 0 };
-            sizes[0] / step * columns(step) + last
-        };
-        let of_rows = (1..=rows).take_while(|n| *n == 1 || n * row <= most).map(|step| {
-            let count = [conv.batch, rows.div_ceil(step)];
-            let cost = conv.batch * cost(parts(rows, step), step, row);
-            (cost, Blocks { images: 1, rows: step, count })
-        });
-        let of_images = (2..=conv.batch).take_while(|n| n * all <= most).map(|images| {
-            let count = [conv.batch.div_ceil(images), 1];
-            (cost(parts(conv.batch, images), images, all), Blocks { images, rows, count })
-        });
-        let best = of_rows.chain(of_images).min_by_key(|(cost, blocks)| (*cost, blocks.len()));
-        best.expect("a block of one row").1
+        let (all, rows) = (conv.window.output_len(), conv.window.rows());
+        if all == 0 || 2 * all <= most {
+            let n = conv.batch.div_ceil((most / all.max(1)).max(1));
+            return Blocks { images: conv.batch.div_ceil(n.max(1)), rows, count: [n, 1] };
+        }
+        let n = rows.div_ceil((most / conv.window.output[2]).max(1));
+        let rows = rows.div_ceil(n);
+        Blocks { images: 1, rows, count: [conv.batch, conv.window.rows().div_ceil(rows)] }
     }
 
     fn len(&self) -> usize {

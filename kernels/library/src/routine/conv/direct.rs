@@ -229,12 +229,13 @@ impl Conv {
         }
     }
 
-    /// Whether the convolution has two axes at most, windows that overlap, and kernels for its types.
+    /// Whether the convolution is in bf16, with two axes at most, windows that overlap, and kernels for its types.
     pub(super) fn is_fit(&self) -> bool {
         let window = &self.window;
         let is_flat = [window.input[0], window.output[0], window.taps[0]] == [1; 3];
         let overlaps = window.taps_len() > window.strides[1] * window.strides[2];
-        is_flat && window.low[0] == 0 && overlaps && planes::available(self.elem, self.out)
+        let is_available = self.elem == Elem::BF16 && planes::available(self.elem, self.out);
+        is_flat && window.low[0] == 0 && overlaps && is_available
     }
 
     /// Words of the channels of a position.

@@ -164,16 +164,13 @@ fn taps_at_offsets_are_exact() {
         for (batch, groups, channels, filters) in
             [(2, 1, 16, 13), (3, 2, 15, 12), (1, 1, 33, 30), (1, 2, 2, 5), (0, 1, 16, 16)]
         {
-            for (elem, out) in
-                [(Elem::F32, Elem::F32), (Elem::BF16, Elem::F32), (Elem::BF16, Elem::BF16)]
-            {
+            for (elem, out) in [(Elem::BF16, Elem::F32), (Elem::BF16, Elem::BF16)] {
                 let conv = Conv { elem, out, batch, groups, channels, filters, window };
                 check(&conv);
                 let x = bytes(&values(batch * groups * channels * window.input_len(), 1), elem);
                 let w = values(groups * filters * channels * window.taps_len(), 2);
                 let y = values(batch * groups * filters * window.output_len(), 3);
                 let (w, y) = (bytes(&w, elem), bytes(&y, elem));
-                // Large enough for f32, too.
                 let mut to = vec![0_u64; 2 * (x.len() + w.len() + y.len()) + 1];
                 let (pool, to) = (Pool::new(1), to.as_mut_ptr().cast::<u8>());
                 let [x, w, y] = [&x, &w, &y].map(|v| v.as_ptr().cast::<u8>());
@@ -186,7 +183,7 @@ fn taps_at_offsets_are_exact() {
             }
         }
     }
-    assert!(taken[0] > 60 && taken[1] > 60 && taken[2] > 20, "{taken:?}");
+    assert!(taken[0] > 40 && taken[1] > 40 && taken[2] > 12, "{taken:?}");
 }
 
 #[test]
