@@ -1,4 +1,5 @@
-//! Batch normalization and its gradient. The unit of work is a channel; sums are f64, of [`LANES`] partial sums.
+//! Batch normalization and its gradient. The unit of work is some channels, whose elements of an image lie side by side; sums are f64, of
+//! [`LANES`] partial sums.
 
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable, Worker};
@@ -6,9 +7,15 @@ use crate::routine::conv::plane;
 use crate::routine::convert::from_f32;
 use crate::simd::vectorized;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// Partial sums, so that additions need not wait for each other; the same on every CPU.
 const LANES: usize = 32;
+/// Elements side by side that a unit of work should have, and the most in all: a part of the L2 cache.
+const RUN: usize = 4096;
+const MAX_ELEMENTS: usize = 1 << 16;
+/// Minimum units of work, if there are as many channels.
+const CHUNKS: usize = 16;
 
 /// Batch normalization of a dense `x[N, C, size]`. Scale, bias and statistics are f32.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,28 +46,41 @@ impl BatchNorm {
         [mean_out, var_out]: [*mut f32; 2],
     ) {
         let at = Shareable::new((x, scale, bias, y, mean_out, var_out));
-        pool.run_workers(self.channels, &|c, worker: &mut Worker| {
+        let (step, n) = (self.step(), (self.batch * self.size) as f64);
+        pool.run_workers(self.channels.div_ceil(step), &|chunk, worker: &mut Worker| {
             let (x, scale, bias, y, mean_out, var_out) = at.get();
-            let [copy, result] = worker.tiles.split([self.copy_bytes(), self.size * 4]);
-            let n = (self.batch * self.size) as f64;
+            let range = chunk * step..self.channels.min((chunk + 1) * step);
+            let run = range.len() * self.size;
+            let [copy, result, factors] =
+                worker.tiles.split([self.copy_bytes(run), run * 4, range.len() * 12]);
             // SAFETY: channels are disjoint and inside the tensors.
             unsafe {
-                let rows = self.rows(x, c, copy);
-                let mut sums = [0.0; LANES];
-                rows.iter().for_each(|row| add_elements(row, &mut sums));
-                let mean = sums.iter().sum::<f64>() / n;
-                let mut squares = [0.0; LANES];
-                rows.iter().for_each(|row| add_squares(row, mean, &mut squares));
-                let var = squares.iter().sum::<f64>() / n;
-                let factor = f64::from(*scale.add(c)) / (var + self.eps).sqrt();
-                let (mean_32, factor, bias) = (mean as f32, factor as f32, *bias.add(c));
-                let result = std::slice::from_raw_parts_mut(result.cast::<f32>(), self.size);
-                for (i, row) in rows.into_iter().enumerate() {
-                    normalize(row, [mean_32, factor, bias], result);
-                    from_f32(result, self.elem.at_mut(y, self.first(i, c)), self.elem);
+                let runs = self.runs(x, &range, copy);
+                let factors = factors.cast::<[f32; 3]>();
+                let factors = std::slice::from_raw_parts_mut(factors, range.len());
+                for (k, c) in range.clone().enumerate() {
+                    let rows = || runs.iter().map(|run| &run[k * self.size..][..self.size]);
+                    let mut sums = [0.0; LANES];
+                    rows().for_each(|row| add_elements(row, &mut sums));
+                    let mean = sums.iter().sum::<f64>() / n;
+                    let mut squares = [0.0; LANES];
+                    rows().for_each(|row| add_squares(row, mean, &mut squares));
+                    let var = squares.iter().sum::<f64>() / n;
+                    let factor = f64::from(*scale.add(c)) / (var + self.eps).sqrt();
+                    factors[k] = [mean as f32, factor as f32, *bias.add(c)];
+                    *mean_out.add(c) = mean as f32;
+                    *var_out.add(c) = var as f32;
                 }
-                *mean_out.add(c) = mean_32;
-                *var_out.add(c) = var as f32;
+                let result = std::slice::from_raw_parts_mut(result.cast::<f32>(), run);
+                for (i, run) in runs.into_iter().enumerate() {
+                    let rows = run
+                        .chunks_exact(self.size.max(1))
+                        .zip(result.chunks_exact_mut(self.size.max(1)));
+                    for ((row, result), factors) in rows.zip(&*factors) {
+                        normalize(row, *factors, result);
+                    }
+                    from_f32(result, self.elem.at_mut(y, self.first(i, range.start)), self.elem);
+                }
             }
         });
     }
@@ -78,33 +98,52 @@ impl BatchNorm {
         [dscale, dbias]: [*mut f32; 2],
     ) {
         let at = Shareable::new((dy, x, scale, mean, var, dx, dscale, dbias));
-        pool.run_workers(self.channels, &|c, worker: &mut Worker| {
+        let (step, n) = (self.step(), (self.batch * self.size) as f64);
+        pool.run_workers(self.channels.div_ceil(step), &|chunk, worker: &mut Worker| {
             let (dy, x, scale, mean, var, dx, dscale, dbias) = at.get();
-            let copy = self.copy_bytes();
-            let [dy_copy, x_copy, result] = worker.tiles.split([copy, copy, self.size * 4]);
-            let n = (self.batch * self.size) as f64;
+            let range = chunk * step..self.channels.min((chunk + 1) * step);
+            let run = range.len() * self.size;
+            let copy = self.copy_bytes(run);
+            let [dy_copy, x_copy, result, factors] =
+                worker.tiles.split([copy, copy, run * 4, range.len() * 20]);
             // SAFETY: channels are disjoint and inside the tensors.
             unsafe {
-                let mean = *mean.add(c);
-                let rstd = (1.0 / (f64::from(*var.add(c)) + self.eps).sqrt()) as f32;
-                let (dys, xs) = (self.rows(dy, c, dy_copy), self.rows(x, c, x_copy));
-                let rows = || dys.iter().zip(&xs);
-                let (mut sums, mut products) = ([0.0; LANES], [0.0; LANES]);
-                rows().for_each(|(dy, x)| {
-                    add_products(dy, x, [mean, rstd], &mut sums, &mut products)
-                });
-                let [sum, product] = [sums, products].map(|lanes| lanes.iter().sum::<f64>());
-                let factor = *scale.add(c) * rstd;
-                let (mean_dy, mean_product) = ((sum / n) as f32, (product / n) as f32);
-                let result = std::slice::from_raw_parts_mut(result.cast::<f32>(), self.size);
-                for (i, (dy, x)) in rows().enumerate() {
-                    differentiate(dy, x, [factor, mean_dy, mean, rstd, mean_product], result);
-                    from_f32(result, self.elem.at_mut(dx, self.first(i, c)), self.elem);
+                let (dys, xs) = (self.runs(dy, &range, dy_copy), self.runs(x, &range, x_copy));
+                let factors = factors.cast::<[f32; 5]>();
+                let factors = std::slice::from_raw_parts_mut(factors, range.len());
+                for (k, c) in range.clone().enumerate() {
+                    let mean = *mean.add(c);
+                    let rstd = (1.0 / (f64::from(*var.add(c)) + self.eps).sqrt()) as f32;
+                    let (mut sums, mut products) = ([0.0; LANES], [0.0; LANES]);
+                    for (dy, x) in dys.iter().zip(&xs) {
+                        let [dy, x] = [dy, x].map(|run| &run[k * self.size..][..self.size]);
+                        add_products(dy, x, [mean, rstd], &mut sums, &mut products);
+                    }
+                    let [sum, product] = [sums, products].map(|lanes| lanes.iter().sum::<f64>());
+                    let factor = *scale.add(c) * rstd;
+                    factors[k] = [factor, (sum / n) as f32, mean, rstd, (product / n) as f32];
+                    *dscale.add(c) = product as f32;
+                    *dbias.add(c) = sum as f32;
                 }
-                *dscale.add(c) = product as f32;
-                *dbias.add(c) = sum as f32;
+                let result = std::slice::from_raw_parts_mut(result.cast::<f32>(), run);
+                for (i, (dy, x)) in dys.into_iter().zip(xs).enumerate() {
+                    let rows =
+                        dy.chunks_exact(self.size.max(1)).zip(x.chunks_exact(self.size.max(1)));
+                    let rows = rows.zip(result.chunks_exact_mut(self.size.max(1)));
+                    for (((dy, x), result), factors) in rows.zip(&*factors) {
+                        differentiate(dy, x, *factors, result);
+                    }
+                    from_f32(result, self.elem.at_mut(dx, self.first(i, range.start)), self.elem);
+                }
             }
         });
+    }
+
+    /// Channels of a unit of work.
+    fn step(&self) -> usize {
+        let most = MAX_ELEMENTS / (self.batch * self.size).max(1);
+        let wanted = RUN.div_ceil(self.size.max(1)).min(self.channels.div_ceil(CHUNKS));
+        wanted.min(most).max(1)
     }
 
     /// The first element of a channel of an image.
@@ -112,22 +151,28 @@ impl BatchNorm {
         ((image * self.channels + channel) * self.size) as isize
     }
 
-    /// Scratch memory of a channel in f32.
-    fn copy_bytes(&self) -> usize {
-        if self.elem == Elem::F32 { 0 } else { self.batch * self.size * 4 }
+    /// Scratch memory of runs of all images in f32.
+    fn copy_bytes(&self, run: usize) -> usize {
+        if self.elem == Elem::F32 { 0 } else { self.batch * run * 4 }
     }
 
-    /// A channel of all images in f32: in place, or converted into `copy`.
-    unsafe fn rows<'a>(&self, x: *const u8, c: usize, copy: *mut u8) -> Vec<&'a [f32]> {
-        let row = |i: usize| {
+    /// Some channels of all images in f32: in place, or converted into `copy`.
+    unsafe fn runs<'a>(
+        &self,
+        x: *const u8,
+        channels: &Range<usize>,
+        copy: *mut u8,
+    ) -> Vec<&'a [f32]> {
+        let len = channels.len() * self.size;
+        let run = |i: usize| {
             // SAFETY: the caller vouches for the tensor and the scratch memory.
             unsafe {
-                let copy = if self.elem == Elem::F32 { copy } else { copy.add(i * self.size * 4) };
-                let from = plane(self.elem, self.elem.at(x, self.first(i, c)), self.size, copy);
-                std::slice::from_raw_parts(from, self.size)
+                let copy = if self.elem == Elem::F32 { copy } else { copy.add(i * len * 4) };
+                let from = self.elem.at(x, self.first(i, channels.start));
+                std::slice::from_raw_parts(plane(self.elem, from, len, copy), len)
             }
         };
-        (0..self.batch).map(row).collect()
+        (0..self.batch).map(run).collect()
     }
 }
 

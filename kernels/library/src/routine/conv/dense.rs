@@ -433,7 +433,7 @@ unsafe fn pack_kernels(
 }
 
 /// The window of the input gradient, for windows without strides whose padding is smaller than the kernel.
-fn turned(window: &Window) -> Option<Window> {
+pub(super) fn turned(window: &Window) -> Option<Window> {
     let mut low = [0; 3];
     for (i, low) in low.iter_mut().enumerate() {
         let reach = window.dilations[i] * window.taps[i].checked_sub(1)?;

@@ -1,10 +1,16 @@
-//! Convolution and its two gradients: GEMMs over unfolded images ([`dense`]) or over transformed tiles ([`winograd`], for 3 × 3 taps in
-//! f32), and direct computation, tap by tap, for groups of one channel ([`depthwise`]).
+//! Convolution and its two gradients: GEMMs over unfolded images ([`dense`]), over images that taps read at offsets (`direct`), or over
+//! transformed tiles ([`winograd`], for 3 × 3 taps in f32), and sums tap by tap for groups of one channel ([`depthwise`]).
 //!
 //! Sums are f32. Work is split by shape alone, so results do not depend on the number of threads.
 
 mod dense;
 mod depthwise;
+#[cfg(target_arch = "x86_64")]
+mod direct;
+#[cfg(target_arch = "x86_64")]
+mod direct_weight;
+#[cfg(target_arch = "x86_64")]
+mod interleave;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -47,6 +53,8 @@ impl Conv {
             match self.channels {
                 1 => self.depthwise(pool, x, w, y),
                 _ if self.is_winograd_forward() => self.winograd(pool, x, (w, false), y),
+                #[cfg(target_arch = "x86_64")]
+                _ if self.direct(pool, x, w, y) => {}
                 _ => self.dense(pool, x, w, y),
             }
         }
@@ -61,6 +69,8 @@ impl Conv {
         unsafe {
             match self.channels {
                 1 => self.depthwise_grad_input(pool, dy, w, dx),
+                #[cfg(target_arch = "x86_64")]
+                _ if self.direct_grad_input(pool, dy, w, dx) => {}
                 _ => self.dense_grad_input(pool, dy, w, dx),
             }
         }
@@ -76,6 +86,8 @@ impl Conv {
             match self.channels {
                 1 => self.depthwise_grad_weight(pool, dy, x, dw),
                 _ if self.is_winograd() => self.winograd_grad_weight(pool, dy, x, dw),
+                #[cfg(target_arch = "x86_64")]
+                _ if self.direct_grad_weight(pool, dy, x, dw) => {}
                 _ => self.dense_grad_weight(pool, dy, x, dw),
             }
         }

@@ -136,8 +136,54 @@ fn large_kernels_are_cut_into_parts() {
     check(&conv(120, 420, window([1, 5, 5], [1, 3, 3], 1, 1, 1)));
     check(&conv(520, 16, window([1, 6, 6], [1, 1, 1], 2, 1, 0)));
     check(&conv(4, 5, window([1, 70, 70], [1, 3, 3], 1, 1, 1)));
+    let large = conv(96, 310, window([1, 13, 31], [1, 3, 3], 1, 1, 1));
+    check(&Conv { elem: Elem::BF16, batch: 1, ..large });
     let wide = conv(4, 5, window([1, 9, 70], [1, 3, 3], 1, 1, 1));
     check(&Conv { elem: Elem::BF16, ..wide });
+}
+
+/// Strides, dilations and borders, with groups, odd numbers of channels, and filters beyond whole panels.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn taps_at_offsets_are_exact() {
+    if !crate::simd::has_avx512() || !std::arch::is_x86_feature_detected!("avx512bf16") {
+        return;
+    }
+    let windows = [
+        window([1, 13, 31], [1, 3, 3], 1, 1, 1),
+        window([1, 14, 33], [1, 3, 3], 2, 1, 1),
+        window([1, 33, 64], [1, 7, 7], 2, 1, 3),
+        window([1, 12, 63], [1, 2, 5], 1, 2, 0),
+        window([1, 20, 46], [1, 3, 2], 3, 1, 1),
+        window([1, 21, 35], [1, 3, 3], 2, 3, 2),
+        window([1, 11, 47], [1, 2, 2], 1, 1, 1),
+        window([1, 1, 260], [1, 1, 5], 1, 1, 2),
+    ];
+    let mut taken = [0; 3];
+    for window in windows {
+        for (batch, groups, channels, filters) in
+            [(2, 1, 16, 13), (3, 2, 15, 12), (1, 1, 33, 30), (1, 2, 2, 5), (0, 1, 16, 16)]
+        {
+            for (elem, out) in [(Elem::BF16, Elem::F32), (Elem::BF16, Elem::BF16)] {
+                let conv = Conv { elem, out, batch, groups, channels, filters, window };
+                check(&conv);
+                let x = bytes(&values(batch * groups * channels * window.input_len(), 1), elem);
+                let w = values(groups * filters * channels * window.taps_len(), 2);
+                let y = values(batch * groups * filters * window.output_len(), 3);
+                let (w, y) = (bytes(&w, elem), bytes(&y, elem));
+                let mut to = vec![0_u64; 2 * (x.len() + w.len() + y.len()) + 1];
+                let (pool, to) = (Pool::new(1), to.as_mut_ptr().cast::<u8>());
+                let [x, w, y] = [&x, &w, &y].map(|v| v.as_ptr().cast::<u8>());
+                // SAFETY: the tensors have these shapes, and the result has room for any of them.
+                unsafe {
+                    taken[0] += usize::from(conv.direct(&pool, x, w, to));
+                    taken[1] += usize::from(conv.direct_grad_input(&pool, y, w, to));
+                    taken[2] += usize::from(conv.direct_grad_weight(&pool, y, x, to));
+                }
+            }
+        }
+    }
+    assert!(taken[0] > 40 && taken[1] > 40 && taken[2] > 12, "{taken:?}");
 }
 
 #[test]

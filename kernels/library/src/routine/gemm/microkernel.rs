@@ -1,5 +1,5 @@
 //! Micro-kernels: a tile of 12 x 32 results in 24 registers, computed from packed panels by `vfmadd` (f32) or `vdpbf16ps` (bf16), with
-//! scale, bias, accumulation into C and rounding fused into the store.
+//! scale, bias, accumulation into C and rounding fused into the store. Tiles at the edges of C compute only 4 or 8 rows, or 16 columns.
 
 use std::arch::x86_64::*;
 
@@ -38,37 +38,147 @@ pub(super) struct Store {
     pub(super) cols: usize,
 }
 
+impl Store {
+    /// Fetches the rows of C into the cache. A prefetch may take any address.
+    #[inline]
+    fn prefetch(&self) {
+        for row in 0..self.rows {
+            let line = self.elem.at(self.c, row as isize * self.c_row);
+            // SAFETY: every x86-64 processor has the instruction.
+            unsafe {
+                _mm_prefetch::<_MM_HINT_T0>(line.cast());
+                _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(64).cast());
+            }
+        }
+    }
+}
+
+/// Calls a micro-kernel for the rows and halves of columns that a tile has.
+macro_rules! of_size {
+    ($store:ident, $kernel:ident, $arguments:tt) => {
+        match ($store.rows.div_ceil(4), $store.cols.div_ceil(16)) {
+            (1, 1) => $kernel::<4, 1> $arguments,
+            (1, _) => $kernel::<4, 2> $arguments,
+            (2, 1) => $kernel::<8, 1> $arguments,
+            (2, _) => $kernel::<8, 2> $arguments,
+            (_, 1) => $kernel::<MR, 1> $arguments,
+            _ => $kernel::<MR, 2> $arguments,
+        }
+    };
+}
+
+/// Where a tile of B lies that is no panel: the words of a depth are those of a *plane* from an offset on.
+#[derive(Clone, Copy)]
+pub(crate) struct Planes<'o> {
+    /// Number of planes, which lie one after the other.
+    pub(crate) count: usize,
+    /// Words of a plane.
+    pub(crate) words: usize,
+    /// Offsets of the depths within each plane.
+    pub(crate) offsets: &'o [usize],
+}
+
 /// A micro-kernel from how it loads 16 words of B, spreads a word of A, multiplies and accumulates, and
 /// stores results of fewer bits.
 macro_rules! tile {
-    ($name:ident, $features:literal, $load:expr, $splat:expr, $multiply:expr, $store_low:expr) => {
+    (
+        [$panels:ident, $panels_of:ident, $planes:ident, $planes_of:ident, $step:ident, $store:ident],
+        $features:literal, $load:expr, $splat:expr, $multiply:expr, $store_low:expr
+    ) => {
         /// Multiplies a panel of A by a panel of B over `words` words of depths, and stores the tile.
         ///
         /// # Safety
         /// The panels must hold `words` words, `store` must be valid; the CPU must have the features.
+        pub(super) unsafe fn $panels(words: usize, a: *const u32, b: *const u32, store: &Store) {
+            // SAFETY: passed on.
+            unsafe { of_size!(store, $panels_of, (words, a, b, store)) };
+        }
+
+        /// Multiplies a panel of A by columns of B that lie in planes, and stores the tile.
+        ///
+        /// # Safety
+        /// The panel of A must hold the words of all depths, and 32 words of B must be readable at each; as for panels else.
+        pub(super) unsafe fn $planes(
+            planes: &Planes<'_>,
+            a: *const u32,
+            b: *const u32,
+            store: &Store,
+        ) {
+            // SAFETY: passed on.
+            unsafe { of_size!(store, $planes_of, (planes, a, b, store)) };
+        }
+
         #[target_feature(enable = $features)]
-        pub(super) unsafe fn $name(words: usize, a: *const u32, b: *const u32, store: &Store) {
-            let mut acc = [[_mm512_setzero_ps(); 2]; MR];
-            let (mut a, mut b) = (a, b);
-            // SAFETY: the panels hold `words` words. A prefetch may take any address.
+        unsafe fn $panels_of<const ROWS: usize, const HALVES: usize>(
+            words: usize,
+            a: *const u32,
+            b: *const u32,
+            store: &Store,
+        ) {
+            let mut acc = [[_mm512_setzero_ps(); HALVES]; ROWS];
+            // SAFETY: the panels hold `words` words.
             unsafe {
-                for row in 0..store.rows {
-                    let line = store.elem.at(store.c, row as isize * store.c_row);
-                    _mm_prefetch::<_MM_HINT_T0>(line.cast());
-                    _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(64).cast());
-                }
+                store.prefetch();
+                let (mut a, mut b) = (a, b);
                 for _ in 0..words {
-                    let b0 = $load(b);
-                    let b1 = $load(b.add(16));
-                    for (i, acc) in acc.iter_mut().enumerate() {
-                        let x = $splat(*a.add(i));
-                        acc[0] = $multiply(acc[0], x, b0);
-                        acc[1] = $multiply(acc[1], x, b1);
-                    }
+                    $step(&mut acc, a, b);
                     a = a.add(MR);
                     b = b.add(NR);
                 }
+                $store(&acc, store);
             }
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn $planes_of<const ROWS: usize, const HALVES: usize>(
+            planes: &Planes<'_>,
+            a: *const u32,
+            b: *const u32,
+            store: &Store,
+        ) {
+            let mut acc = [[_mm512_setzero_ps(); HALVES]; ROWS];
+            // SAFETY: the caller vouches for all depths.
+            unsafe {
+                store.prefetch();
+                let (mut a, mut b) = (a, b);
+                for _ in 0..planes.count {
+                    for offset in planes.offsets {
+                        $step(&mut acc, a, b.add(*offset));
+                        a = a.add(MR);
+                    }
+                    b = b.wrapping_add(planes.words);
+                }
+                $store(&acc, store);
+            }
+        }
+
+        #[target_feature(enable = $features)]
+        #[inline]
+        unsafe fn $step<const ROWS: usize, const HALVES: usize>(
+            acc: &mut [[__m512; HALVES]; ROWS],
+            a: *const u32,
+            b: *const u32,
+        ) {
+            // SAFETY: the caller vouches for the words of the depth.
+            unsafe {
+                let first = $load(b);
+                let second = if HALVES > 1 { $load(b.add(16)) } else { first };
+                for (i, acc) in acc.iter_mut().enumerate() {
+                    let x = $splat(*a.add(i));
+                    acc[0] = $multiply(acc[0], x, first);
+                    if HALVES > 1 {
+                        acc[HALVES - 1] = $multiply(acc[HALVES - 1], x, second);
+                    }
+                }
+            }
+        }
+
+        #[target_feature(enable = $features)]
+        #[inline]
+        unsafe fn $store<const ROWS: usize, const HALVES: usize>(
+            acc: &[[__m512; HALVES]; ROWS],
+            store: &Store,
+        ) {
             let mask = if store.cols >= NR { u32::MAX } else { (1 << store.cols) - 1 };
             let masks = [mask as u16, (mask >> 16) as u16];
             let alpha = _mm512_set1_ps(store.alpha);
@@ -88,7 +198,7 @@ macro_rules! tile {
                         row_bias = [_mm512_add_ps(bias[0], value), _mm512_add_ps(bias[1], value)];
                     }
                     let i = i as isize;
-                    for half in 0..2 {
+                    for half in 0..HALVES {
                         let mask = masks[half];
                         let mut value = _mm512_mul_ps(acc[half], alpha);
                         if !store.partial.is_null() {
@@ -114,7 +224,7 @@ macro_rules! tile {
 }
 
 tile!(
-    tile_f32,
+    [tile_f32, tile_f32_of, planes_f32, planes_f32_of, step_f32, store_f32],
     "avx512f,avx512bw,avx512vl",
     |b: *const u32| _mm512_loadu_ps(b.cast()),
     |a: u32| _mm512_set1_ps(f32::from_bits(a)),
@@ -123,7 +233,7 @@ tile!(
 );
 
 tile!(
-    tile_bf16,
+    [tile_bf16, tile_bf16_of, planes_bf16, planes_bf16_of, step_bf16, store_bf16],
     "avx512f,avx512bw,avx512vl,avx512bf16",
     |b: *const u32| as_bf16(_mm512_loadu_si512(b.cast())),
     |a: u32| as_bf16(_mm512_set1_epi32(a as i32)),

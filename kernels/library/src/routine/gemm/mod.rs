@@ -14,6 +14,8 @@ mod microkernel;
 mod pack;
 #[cfg(target_arch = "x86_64")]
 mod packed;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod planes;
 
 use crate::dtype::Elem;
 use crate::pool::{Pool, Scratch, Shareable};

@@ -1,0 +1,93 @@
+//! Products of a packed left operand and columns that lie in planes, where they need not be packed: for convolutions.
+
+use super::microkernel::{MR, NR, Store, planes_bf16, planes_f32};
+use super::pack::{Source, pack_a, pack_b};
+use super::packed;
+use crate::dtype::Elem;
+
+pub(crate) use super::microkernel::Planes;
+
+/// Whether there are kernels for these types on this CPU.
+pub(crate) fn available(elem: Elem, out: Elem) -> bool {
+    packed::available(elem) && (out == Elem::F32 || (elem, out) == (Elem::BF16, Elem::BF16))
+}
+
+/// Packs up to [`MR`] rows of words, one after the other, into a panel.
+///
+/// # Safety
+/// The rows must be readable, `panel` writable for [`MR`] rows; the kernels must be [`available`].
+pub(crate) unsafe fn pack_panel(rows: *const u32, count: usize, words: usize, panel: *mut u32) {
+    let src = Source {
+        pack: 1,
+        start: rows.cast(),
+        line: words as isize,
+        depth: 1,
+        lines: count,
+        depths: words,
+        panel: MR * words,
+    };
+    // SAFETY: the features are present; the caller vouches for the rest.
+    unsafe { pack_a(&src, panel) };
+}
+
+/// Packs rows of `depths` elements, `line` elements apart, into panels of [`MR`] rows, or as columns into panels of [`NR`].
+///
+/// # Safety
+/// As for [`pack_panel`].
+pub(crate) unsafe fn pack_lines(
+    elem: Elem,
+    (from, line): (*const u8, usize),
+    (lines, depths): (usize, usize),
+    is_left: bool,
+    panels: *mut u32,
+) {
+    let pack = size_of::<u32>() / elem.size();
+    let width = if is_left { MR } else { NR };
+    let src = Source {
+        pack,
+        start: from,
+        line: line as isize,
+        depth: 1,
+        lines,
+        depths,
+        panel: width * depths.div_ceil(pack),
+    };
+    // SAFETY: the features are present; the caller vouches for the rest.
+    unsafe { if is_left { pack_a(&src, panels) } else { pack_b(&src, panels) } };
+}
+
+/// Columns of a panel.
+pub(crate) const COLUMNS: usize = NR;
+
+/// Multiplies a packed panel of `rows` rows by `cols` columns, and writes rows of C, `pitch` elements apart, or adds to them.
+///
+/// # Safety
+/// Each depth of B must be readable for whole tiles of columns, C writable; the kernels must be [`available`] for `elem` and that of C.
+pub(crate) unsafe fn multiply(
+    elem: Elem,
+    planes: &Planes<'_>,
+    panel: *const u32,
+    b: *const u32,
+    (rows, cols): (usize, usize),
+    (c, out, pitch): (*mut u8, Elem, usize),
+    accumulate: bool,
+) {
+    let kernel = if elem == Elem::F32 { planes_f32 } else { planes_bf16 };
+    for first in (0..cols).step_by(NR) {
+        let store = Store {
+            c: out.at_mut(c, first as isize),
+            c_row: pitch as isize,
+            elem: out,
+            load_c: accumulate,
+            partial: std::ptr::null(),
+            partial_row: 0,
+            bias: std::ptr::null(),
+            row_bias: std::ptr::null(),
+            alpha: 1.0,
+            rows,
+            cols: NR.min(cols - first),
+        };
+        // SAFETY: the features are present; the caller vouches for the rest.
+        unsafe { kernel(planes, panel, b.wrapping_add(first), &store) };
+    }
+}
