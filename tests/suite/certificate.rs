@@ -1,15 +1,16 @@
 //! The certificate: models are certified under every pair of settings, changed graphs are not, and neither are edited plans.
 
 use crate::pairs::rows;
+use crate::simulate::frit;
 use crate::support::{file, plan};
 use frit::certificate::{Checker, Verdict, certify};
-use frit::commands::verify;
 use frit::compilation::{Observer, Request, compile, imported};
 use frit::config::Config;
 use frit_ir::interpret::{Options, leaf_key, run_ranks};
+use frit_ir::plan::{Plan, layout, seal};
 use frit_ir::{DType, Graph, NodeId, Op, Tensor, ValueId};
+use serde_json::Value;
 use std::collections::HashMap;
-use std::path::PathBuf;
 
 fn configured(model: &str, batch: usize, settings: &[&str]) -> (Request, Config) {
     let settings: Vec<String> = settings.iter().map(|s| s.to_string()).collect();
@@ -172,7 +173,8 @@ fn changed(graph: &Graph, random: &mut fastrand::Rng) -> Option<Graph> {
                 serde_json::Value::Number(x) => serde_json::json!(x.as_u64()? + 1),
                 serde_json::Value::Array(list) => {
                     let mut list = list.clone();
-                    let (a, b) = (random.usize(0..list.len().max(1)), random.usize(0..list.len().max(1)));
+                    let (a, b) =
+                        (random.usize(0..list.len().max(1)), random.usize(0..list.len().max(1)));
                     if list.get(a)? == list.get(b)? {
                         return None;
                     }
@@ -231,7 +233,9 @@ fn changed_graphs_are_not_certified() {
                 tried += 1;
                 let found = numbers(&mutant);
                 let same = match (&expected, &found) {
-                    (Some(a), Some(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| near(a, b)),
+                    (Some(a), Some(b)) => {
+                        a.len() == b.len() && a.iter().zip(b).all(|(a, b)| near(a, b))
+                    }
                     _ => continue,
                 };
                 if same || *pass == "loss_scale" {
@@ -249,7 +253,10 @@ fn changed_graphs_are_not_certified() {
             assert_ne!(verdict.verdict, Verdict::NotShown, "{model}: {verdict:?}");
         }
     }
-    assert!(tried >= 2000 && different >= 1000, "{tried} changed graphs, {different} of them different");
+    assert!(
+        tried >= 2000 && different >= 1000,
+        "{tried} changed graphs, {different} of them different"
+    );
 }
 
 fn near(a: &[f64], b: &[f64]) -> bool {
@@ -261,13 +268,38 @@ fn near(a: &[f64], b: &[f64]) -> bool {
 #[test]
 fn an_edited_plan_is_not_what_its_model_compiles_to() {
     let planned = plan("tests/models/mlp/model.onnx", 4, &["sharding.ranks=2"]);
-    let dir: PathBuf = planned.dir.path().into();
-    let text = std::fs::read_to_string(dir.join("plan.json")).expect("the plan");
     let (request, config) = configured("tests/models/mlp/model.onnx", 4, &["sharding.ranks=2"]);
-    let mut edited = planned.compiled.plan.clone();
-    let certificate = |p| certify(&request, &config, Some(p)).unwrap_or_else(|e| panic!("{e}"));
-    assert_eq!(certificate(&edited).edited, Vec::<String>::new());
-    edited.loss_capacity += 1;
-    assert_eq!(certificate(&edited).edited, ["loss_capacity"]);
-    assert!(!text.is_empty() && verify::verify(&dir).is_ok());
+    let edited = |plan: &Plan| {
+        certify(&request, &config, Some(plan)).unwrap_or_else(|e| panic!("{e}")).edited
+    };
+    let mut plan = planned.compiled.plan.clone();
+    assert_eq!(edited(&plan), Vec::<String>::new());
+    plan.loss_capacity += 1;
+    assert_eq!(edited(&plan), ["loss_capacity"]);
+
+    plan = planned.compiled.plan.clone();
+    plan.tasks.reverse();
+    assert_eq!(edited(&plan), ["tasks"]);
+}
+
+#[test]
+fn edited_plans_with_new_digests_are_refused_with_a_code() {
+    let planned = plan("tests/models/mlp/model.onnx", 4, &["sharding.ranks=2"]);
+    let (dir, model) = (planned.path(), file("tests/models/mlp/model.onnx"));
+    let dir = dir.to_str().expect("UTF-8");
+    let thorough = ["verify", dir, "--model", model.to_str().expect("UTF-8")];
+    let found = frit(&thorough).unwrap_or_else(|e| panic!("{e}"));
+    assert!(found.contains("certified: every rank computes the step of the model"), "{found}");
+    let json: Value =
+        serde_json::from_str(&frit(&[&thorough[..], &["--json"]].concat()).unwrap()).unwrap();
+    assert_eq!(json["certificate"]["passes"][0]["verdict"], "as_stated");
+
+    let path = planned.path().join(layout::PLAN);
+    let mut plan = planned.compiled.plan.clone();
+    plan.seed += 1;
+    let text = seal(&plan.to_json());
+    std::fs::write(path, text).expect("written");
+    let refused = frit(&thorough).unwrap_err();
+    assert!(refused.contains("E118") && refused.contains("seed"), "{refused}");
+    assert!(frit(&["verify", dir, "--quick"]).unwrap().contains("sound"));
 }

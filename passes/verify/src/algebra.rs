@@ -58,7 +58,9 @@ impl Terms {
     /// The index that a term is, if it is arithmetic of indices alone.
     fn whole(&mut self, id: TermId) -> Option<Ix> {
         let term = self.get(id).clone();
-        let integer = |x: Number| (x.value().fract() == 0.0 && x.value().abs() < 1e15).then(|| x.value() as i64);
+        let integer = |x: Number| {
+            (x.value().fract() == 0.0 && x.value().abs() < 1e15).then(|| x.value() as i64)
+        };
         match term {
             Term::Number(x) => integer(x).map(|x| self.constant_index(x)),
             Term::Index(ix) => Some(ix),
@@ -150,10 +152,12 @@ impl Terms {
         if self.is_truth(id) {
             return (1.0, id);
         }
-        let size = parts.iter().map(|(_, f)| f.value().abs()).fold(constant.value().abs(), f64::max);
+        let size =
+            parts.iter().map(|(_, f)| f.value().abs()).fold(constant.value().abs(), f64::max);
         // The sign does not depend on the names of variables: parts are weighted by their shapes.
         let weight = |t: TermId| 1.0 + (self.shape_of(t) >> 12) as f64 / (1_u64 << 52) as f64;
-        let balance: f64 = parts.iter().map(|(t, f)| f.value() * weight(*t)).sum::<f64>() + constant.value();
+        let balance: f64 =
+            parts.iter().map(|(t, f)| f.value() * weight(*t)).sum::<f64>() + constant.value();
         let size = if balance < -1e-9 * size { -size } else { size };
         (size, self.scale(id, 1.0 / size))
     }
@@ -242,7 +246,9 @@ impl Terms {
             .collect();
         let implied: Vec<TermId> = bounds
             .iter()
-            .filter(|(_, a)| bounds.iter().any(|(_, b)| a.atoms == b.atoms && a.constant > b.constant))
+            .filter(|(_, a)| {
+                bounds.iter().any(|(_, b)| a.atoms == b.atoms && a.constant > b.constant)
+            })
             .map(|(t, _)| *t)
             .collect();
         implied.iter().for_each(|t| {
@@ -356,10 +362,13 @@ impl Terms {
         {
             return self.select(negated, b, a);
         }
-        let excluded = |t: &Terms, x: TermId| t.as_number(x).is_some_and(|x| x <= EXCLUDED || x.is_infinite());
+        let excluded =
+            |t: &Terms, x: TermId| t.as_number(x).is_some_and(|x| x <= EXCLUDED || x.is_infinite());
         if excluded(self, a) || excluded(self, b) {
             let lowest = self.constant(f64::NEG_INFINITY);
-            let low = |t: &Terms, x: TermId| if excluded(t, x) && t.as_number(x).is_some_and(|x| x < 0.0) { lowest } else { x };
+            let low = |t: &Terms, x: TermId| {
+                if excluded(t, x) && t.as_number(x).is_some_and(|x| x < 0.0) { lowest } else { x }
+            };
             let (a, b) = (low(self, a), low(self, b));
             return self.apply("select", &[condition, a, b]);
         }

@@ -140,7 +140,10 @@ fn placement(graph: &Graph) -> Vec<Difference> {
     let is = |v: &ValueId| sharded[v.0 as usize];
     let by_element = |op: &Op| {
         op.is_pointwise()
-            || matches!(op, Op::OptimizerStep(_) | Op::EmaStep | Op::ScaledCast(_) | Op::ByParamGroup(_))
+            || matches!(
+                op,
+                Op::OptimizerStep(_) | Op::EmaStep | Op::ScaledCast(_) | Op::ByParamGroup(_)
+            )
             || matches!(op, Op::AllGather(_) | Op::AllReduce(_) | Op::GradStats | Op::Fusion(_))
     };
     let mut found = vec![];

@@ -103,7 +103,9 @@ impl Terms {
     fn sum_of_product(&mut self, inside: &[(TermId, f64)], over: Var) -> TermId {
         let body = self.product(inside);
         // Multiplication may have made a sum of it, or something that no longer depends on the variable.
-        if matches!(self.get(body), Term::Sum(..)) || self.vars_of(body).binary_search(&over).is_err() {
+        if matches!(self.get(body), Term::Sum(..))
+            || self.vars_of(body).binary_search(&over).is_err()
+        {
             return self.sum_over_one(body, over);
         }
         if let Some((parts, sizes)) = self.split_of(body, over) {
@@ -115,7 +117,8 @@ impl Terms {
         let (mut bound, mut body) = (vec![over], body);
         // A sum of sums is one over all variables.
         if let Term::Defined(id, at) = self.get(body).clone()
-            && let Definition::Reduce { by: "sum", bound: inner, body: of } = self.definitions[id as usize].clone()
+            && let Definition::Reduce { by: "sum", bound: inner, body: of } =
+                self.definitions[id as usize].clone()
         {
             let (opened, vars) = self.opened(of, &inner, &at);
             bound.extend(vars);
@@ -142,7 +145,11 @@ impl Terms {
     }
 
     /// Where a variable is only ever divided: variables for quotient and remainder, and their extents.
-    fn split_of(&mut self, body: TermId, over: Var) -> Option<(Vec<(Option<Var>, Ix)>, Vec<usize>)> {
+    fn split_of(
+        &mut self,
+        body: TermId,
+        over: Var,
+    ) -> Option<(Vec<(Option<Var>, Ix)>, Vec<usize>)> {
         let mut divisors: Vec<i64> = vec![];
         if !self.divisors_in_term(body, over, &mut divisors) {
             return None;
@@ -238,7 +245,9 @@ impl Terms {
                 Term::Leaf(_, at) | Term::Defined(_, at) => {
                     found.extend(at.iter().filter(|ix| self.affine(**ix).atoms.is_empty()));
                 }
-                Term::Sum(parts, _) | Term::Product(parts) => open.extend(parts.iter().map(|p| p.0)),
+                Term::Sum(parts, _) | Term::Product(parts) => {
+                    open.extend(parts.iter().map(|p| p.0))
+                }
                 Term::Apply(_, operands) => open.extend(operands.iter()),
                 Term::Number(_) | Term::Index(_) | Term::NotNegative(_) => {}
             }
@@ -299,7 +308,8 @@ impl Terms {
             .collect();
         for var in outside {
             at.push(self.atom(Atom::Var(var)));
-            let name = Var { kind: Kind::Argument, number: at.len() as u32 - 1, extent: var.extent };
+            let name =
+                Var { kind: Kind::Argument, number: at.len() as u32 - 1, extent: var.extent };
             let name = self.atom(Atom::Var(name));
             for (term, _) in &mut operands {
                 *term = self.substitute(*term, vec![(var, name)]);
@@ -356,7 +366,8 @@ impl Arguments<'_> {
                 t.product(&factors)
             }
             Term::Apply(function, operands) => {
-                let operands: Vec<TermId> = operands.iter().map(|p| self.abstracted(t, *p)).collect();
+                let operands: Vec<TermId> =
+                    operands.iter().map(|p| self.abstracted(t, *p)).collect();
                 t.applied(function, &operands)
             }
         };

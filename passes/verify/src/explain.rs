@@ -60,7 +60,8 @@ fn innermost(t: &Terms, a: TermId, b: TermId, fuel: usize) -> (TermId, TermId) {
 /// How a term is built, to a depth.
 fn outline(t: &Terms, id: TermId, depth: usize) -> String {
     let bag = |parts: &[(TermId, Number)]| {
-        let mut words: Vec<String> = parts.iter().map(|(p, _)| outline(t, *p, depth.saturating_sub(1))).collect();
+        let mut words: Vec<String> =
+            parts.iter().map(|(p, _)| outline(t, *p, depth.saturating_sub(1))).collect();
         words.sort_unstable();
         words.join(",")
     };
@@ -68,7 +69,9 @@ fn outline(t: &Terms, id: TermId, depth: usize) -> String {
         _ if depth == 0 => String::new(),
         Term::Leaf(leaf, _) => format!("leaf{leaf}"),
         Term::Defined(definition, _) => match &t.definitions[*definition as usize] {
-            Definition::Reduce { by, body, .. } => format!("{by}({})", outline(t, *body, depth - 1)),
+            Definition::Reduce { by, body, .. } => {
+                format!("{by}({})", outline(t, *body, depth - 1))
+            }
             Definition::Opaque { op, .. } => op.name().into(),
         },
         Term::Sum(parts, _) => format!("+{}({})", parts.len(), bag(parts)),
@@ -85,7 +88,8 @@ pub(crate) fn text(t: &Terms, id: TermId, depth: usize) -> String {
     if depth == 0 {
         return "…".into();
     }
-    let list = |at: &[Ix]| at.iter().map(|ix| index_text(t, *ix, depth)).collect::<Vec<_>>().join(", ");
+    let list =
+        |at: &[Ix]| at.iter().map(|ix| index_text(t, *ix, depth)).collect::<Vec<_>>().join(", ");
     match t.get(id) {
         Term::Number(x) => format!("{}", x.value()),
         Term::Index(ix) => index_text(t, *ix, depth),

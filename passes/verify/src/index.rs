@@ -305,8 +305,7 @@ mod tests {
 
     #[test]
     fn a_reshape_and_back_is_the_identity() {
-        let shapes: [&[usize]; 6] =
-            [&[24, 35], &[4, 6, 5, 7], &[840], &[2, 2, 6, 35], &[12, 2, 7, 5], &[8, 105]];
+        let shapes: [&[usize]; 5] = [&[24, 35], &[4, 6, 35], &[840], &[2, 2, 6, 5, 7], &[4, 210]];
         for a in shapes {
             for b in shapes {
                 let mut t = Terms::default();
@@ -323,7 +322,9 @@ mod tests {
     fn quotients_and_remainders_are_those_of_numbers() {
         let mut t = Terms::default();
         let (i, j) = (var(&mut t, 0, 12), var(&mut t, 1, 5));
-        for (a, b, c, n) in [(1, 12, 0, 12), (5, 1, 0, 5), (4, 6, 3, 8), (3, 7, 2, 4), (10, 2, 1, 20)] {
+        for (a, b, c, n) in
+            [(1, 12, 0, 12), (5, 1, 0, 5), (4, 6, 3, 8), (3, 7, 2, 4), (10, 2, 1, 20)]
+        {
             let (x, y) = (t.times(i, a), t.times(j, b));
             let sum = t.plus(x, y);
             let sum = t.offset(sum, c);

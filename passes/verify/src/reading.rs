@@ -93,9 +93,8 @@ impl Reading {
 
     /// Of a graph of which nothing is read yet; what is given before [`Reading::read`] stays.
     pub(crate) fn unread(graph: &Graph, ranks: Ranks) -> Reading {
-        let scattered = |n: &Node| {
-            matches!(&n.op, Op::State(s) if s.name == StateName::GradSum && s.sharded)
-        };
+        let scattered =
+            |n: &Node| matches!(&n.op, Op::State(s) if s.name == StateName::GradSum && s.sharded);
         Reading {
             ranks,
             sharded: sharded_values(graph),
@@ -113,7 +112,12 @@ impl Reading {
     }
 
     /// Reads what was not given.
-    pub(crate) fn read(&mut self, t: &mut Terms, graph: &Graph, constants: &mut HashMap<ValueId, Rc<Tensor>>) {
+    pub(crate) fn read(
+        &mut self,
+        t: &mut Terms,
+        graph: &Graph,
+        constants: &mut HashMap<ValueId, Rc<Tensor>>,
+    ) {
         for (_, node) in graph.nodes() {
             if node.outputs.iter().all(|v| self.terms[v.0 as usize].is_some()) {
                 continue;
@@ -144,7 +148,9 @@ impl Reading {
                 _ => match folded(graph, node, constants) {
                     Some(tensors) => {
                         let terms = tensors.iter().map(|x| lemmas::constant(t, x)).collect();
-                        constants.extend(node.outputs.iter().copied().zip(tensors.into_iter().map(Rc::new)));
+                        constants.extend(
+                            node.outputs.iter().copied().zip(tensors.into_iter().map(Rc::new)),
+                        );
                         terms
                     }
                     None => self.results(t, graph, node, constants),
@@ -226,12 +232,17 @@ impl Reading {
 }
 
 /// The results of a node whose operands are all constants.
-fn folded(graph: &Graph, node: &Node, constants: &HashMap<ValueId, Rc<Tensor>>) -> Option<Vec<Tensor>> {
+fn folded(
+    graph: &Graph,
+    node: &Node,
+    constants: &HashMap<ValueId, Rc<Tensor>>,
+) -> Option<Vec<Tensor>> {
     let size = |v: &ValueId| graph.ty(*v).shape.numel();
     if node.inputs.is_empty() || node.outputs.iter().map(size).sum::<usize>() > FOLDED {
         return None;
     }
-    let operands: Vec<&Tensor> = node.inputs.iter().map(|v| constants.get(v).map(|x| &**x)).collect::<Option<_>>()?;
+    let operands: Vec<&Tensor> =
+        node.inputs.iter().map(|v| constants.get(v).map(|x| &**x)).collect::<Option<_>>()?;
     if let Op::Cast(cast) = &node.op
         && cast.to.is_float()
         && operands[0].dtype().is_float()

@@ -63,8 +63,10 @@ impl Terms {
                 self.sum(&parts, constant.value())
             }
             Term::Product(factors) => {
-                let factors: Vec<(TermId, f64)> =
-                    factors.iter().map(|(t, e)| (self.substituted_term(*t, by), e.value())).collect();
+                let factors: Vec<(TermId, f64)> = factors
+                    .iter()
+                    .map(|(t, e)| (self.substituted_term(*t, by), e.value()))
+                    .collect();
                 self.product(&factors)
             }
             Term::Apply(function, operands) => {

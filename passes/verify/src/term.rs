@@ -140,7 +140,8 @@ impl Terms {
         if !x.is_finite() || self.numbers.contains_key(&size.to_bits()) {
             return x;
         }
-        let near = self.numbers.range(low.to_bits()..=high.to_bits()).map(|(k, ())| f64::from_bits(*k));
+        let near =
+            self.numbers.range(low.to_bits()..=high.to_bits()).map(|(k, ())| f64::from_bits(*k));
         let distance = |y: &f64| (y - size).abs();
         let nearest = near.min_by(|a, b| distance(a).total_cmp(&distance(b)));
         nearest.unwrap_or(size).copysign(x)
@@ -314,7 +315,8 @@ impl Terms {
 
 /// Mixes two hashes (the finalizer of splitmix64).
 pub(crate) fn mix(a: u64, b: u64) -> u64 {
-    let mut x = a.rotate_left(23) ^ b.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(0x1234_5678_9ABC_DEF1);
+    let mut x = a.rotate_left(23)
+        ^ b.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(0x1234_5678_9ABC_DEF1);
     x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     x ^ (x >> 31)

@@ -9,7 +9,12 @@ use frit_ir::ops::Attention;
 /// (q[B,H,T,D], k[B,G,S,D], v[B,G,S,E][, mask]): Σ p·v with p the softmax over keys of scale·q·k + mask, and the logarithm of
 /// its denominator. Heads share keys in groups; causal, key j ≤ i, and
 /// a window bounds |i − j|.
-pub(super) fn attention(t: &mut Terms, op: &Attention, operands: &[Operand], axes: &[Ix]) -> Vec<TermId> {
+pub(super) fn attention(
+    t: &mut Terms,
+    op: &Attention,
+    operands: &[Operand],
+    axes: &[Ix],
+) -> Vec<TermId> {
     let (q, k, v) = (&operands[0], &operands[1], &operands[2]);
     let [_, heads, _, depth] = dims(q);
     let [_, groups, keys, _] = dims(k);

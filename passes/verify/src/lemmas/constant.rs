@@ -30,7 +30,11 @@ pub(crate) fn constant(t: &mut Terms, tensor: &Tensor) -> TermId {
 }
 
 /// The axes along which elements differ.
-fn without_repeats(t: &mut Terms, sizes: &[usize], values: Vec<f64>) -> (Vec<usize>, Vec<Ix>, Vec<f64>) {
+fn without_repeats(
+    t: &mut Terms,
+    sizes: &[usize],
+    values: Vec<f64>,
+) -> (Vec<usize>, Vec<Ix>, Vec<f64>) {
     let (mut sizes, mut axes) = (sizes.to_vec(), t.axes(sizes));
     let mut values = values;
     for k in (0..sizes.len()).rev() {
@@ -38,7 +42,9 @@ fn without_repeats(t: &mut Terms, sizes: &[usize], values: Vec<f64>) -> (Vec<usi
         let inner: usize = sizes[k + 1..].iter().product();
         let block = n * inner;
         let repeats = values.chunks(block).all(|block| {
-            block.chunks(inner).all(|row| row.iter().zip(&block[..inner]).all(|(a, b)| a.to_bits() == b.to_bits()))
+            block
+                .chunks(inner)
+                .all(|row| row.iter().zip(&block[..inner]).all(|(a, b)| a.to_bits() == b.to_bits()))
         });
         if repeats {
             values = values.chunks(block).flat_map(|block| block[..inner].to_vec()).collect();
@@ -91,7 +97,13 @@ fn band(t: &mut Terms, sizes: &[usize], axes: &[Ix], values: &[f64]) -> Option<T
     let mut kinds: Vec<Option<bool>> = vec![None; rows + columns - 1];
     for (place, value) in values.iter().enumerate() {
         let (i, j) = (place / columns, place % columns);
-        let is = if *value == corner { true } else if *value == other { false } else { return None };
+        let is = if *value == corner {
+            true
+        } else if *value == other {
+            false
+        } else {
+            return None;
+        };
         let kind = &mut kinds[i + columns - 1 - j];
         if kind.is_some_and(|k| k != is) {
             return None;
@@ -119,7 +131,9 @@ fn band(t: &mut Terms, sizes: &[usize], axes: &[Ix], values: &[f64]) -> Option<T
 /// A leaf for these elements: one that was seen before, if they differ by no more than rounding.
 fn leaf(t: &mut Terms, dtype: DType, sizes: &[usize], values: Vec<f64>, axes: &[Ix]) -> TermId {
     let known = t.constants.entry(sizes.to_vec()).or_default();
-    let near = |a: f64, b: f64, wide: f64| a == b || (a - b).abs() <= wide * a.abs().max(b.abs()) || (a.is_nan() && b.is_nan());
+    let near = |a: f64, b: f64, wide: f64| {
+        a == b || (a - b).abs() <= wide * a.abs().max(b.abs()) || (a.is_nan() && b.is_nan())
+    };
     let found = known.iter().find(|(seen, _)| {
         let coarse = seen.dtype().is_low_precision() || dtype.is_low_precision();
         let wide = if coarse { 1.0 / 128.0 } else { 2e-6 };

@@ -95,7 +95,14 @@ pub(super) fn gather(t: &mut Terms, operands: &[Operand], axis: usize, axes: &[I
 
 /// The element at these indices, but along an axis at an index that is itself data, of which is known that it is from 0 to
 /// below `n`: others are errors of the data, or count from the end in both graphs.
-pub(super) fn at_data(t: &mut Terms, x: &Operand, at: &[Ix], axis: usize, index: TermId, n: usize) -> TermId {
+pub(super) fn at_data(
+    t: &mut Terms,
+    x: &Operand,
+    at: &[Ix],
+    axis: usize,
+    index: TermId,
+    n: usize,
+) -> TermId {
     let var = t.fresh(n as u64);
     let mut at = at.to_vec();
     at[axis] = t.atom(Atom::Var(var));
@@ -146,7 +153,12 @@ pub(super) fn embedding_grad(t: &mut Terms, operands: &[Operand], axes: &[Ix]) -
     }
 }
 
-pub(super) fn gather_elements(t: &mut Terms, operands: &[Operand], axis: usize, axes: &[Ix]) -> TermId {
+pub(super) fn gather_elements(
+    t: &mut Terms,
+    operands: &[Operand],
+    axis: usize,
+    axes: &[Ix],
+) -> TermId {
     let row = operands[1].at(t, axes);
     let n = operands[0].sizes()[axis];
     at_data(t, &operands[0], axes, axis, row, n)
@@ -164,7 +176,12 @@ pub(super) fn elements(t: &mut Terms, x: &Operand) -> Vec<Operand> {
 }
 
 /// The results of an operation that is not written out. A factor that has no axis is taken out of operands that it is linear in.
-pub(super) fn opaque(t: &mut Terms, op: &Op, operands: &[Operand], types: &[&TensorType]) -> Vec<TermId> {
+pub(super) fn opaque(
+    t: &mut Terms,
+    op: &Op,
+    operands: &[Operand],
+    types: &[&TensorType],
+) -> Vec<TermId> {
     let op = without_dtypes(op);
     let mut terms: Vec<(TermId, Vec<usize>)> =
         operands.iter().map(|o| (o.term, o.sizes().to_vec())).collect();

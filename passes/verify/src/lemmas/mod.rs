@@ -50,7 +50,12 @@ impl Operand {
 }
 
 /// The results of an operation, over their axes.
-pub(crate) fn results(t: &mut Terms, op: &Op, operands: &[Operand], types: &[&TensorType]) -> Vec<TermId> {
+pub(crate) fn results(
+    t: &mut Terms,
+    op: &Op,
+    operands: &[Operand],
+    types: &[&TensorType],
+) -> Vec<TermId> {
     let one = |term: TermId| vec![term];
     let axes = types.first().map_or(vec![], |ty| t.axes(ty.shape.dims()));
     match op {

@@ -18,7 +18,8 @@ pub(super) fn reduce(t: &mut Terms, x: &Operand, op: &Reduce) -> TermId {
                 ix
             }
             false => {
-                let axis = if op.keep_dims { k } else { kept.iter().position(|o| *o == k).unwrap_or(k) };
+                let axis =
+                    if op.keep_dims { k } else { kept.iter().position(|o| *o == k).unwrap_or(k) };
                 t.var(crate::index::Kind::Axis, axis, n as u64)
             }
         });
@@ -105,7 +106,12 @@ fn exp_sum(t: &mut Terms, x: &Operand, axis: usize, axes: &[Ix], n: usize) -> Te
 }
 
 /// (dy, y): y·(dy − Σ dy·y)
-pub(super) fn softmax_grad(t: &mut Terms, operands: &[Operand], axis: usize, axes: &[Ix]) -> TermId {
+pub(super) fn softmax_grad(
+    t: &mut Terms,
+    operands: &[Operand],
+    axis: usize,
+    axes: &[Ix],
+) -> TermId {
     let (dy, y) = (&operands[0], &operands[1]);
     let (var, ix) = t.fresh_index(y.sizes()[axis]);
     let at = along(axes, axis, ix);
@@ -117,7 +123,12 @@ pub(super) fn softmax_grad(t: &mut Terms, operands: &[Operand], axis: usize, axe
 }
 
 /// (dy, y): dy − eʸ·Σ dy
-pub(super) fn log_softmax_grad(t: &mut Terms, operands: &[Operand], axis: usize, axes: &[Ix]) -> TermId {
+pub(super) fn log_softmax_grad(
+    t: &mut Terms,
+    operands: &[Operand],
+    axis: usize,
+    axes: &[Ix],
+) -> TermId {
     let (dy, y) = (&operands[0], &operands[1]);
     let (var, ix) = t.fresh_index(y.sizes()[axis]);
     let dys = dy.at(t, &along(axes, axis, ix));
@@ -139,7 +150,12 @@ fn rows(t: &mut Terms, sizes: &[usize], axis: usize, axes: &[Ix]) -> (Vec<Ix>, V
 }
 
 /// (x, scale[, bias]): (x − mean)·rstd·scale + bias, mean, and rstd = (mean (x − mean)² + ε)^−½
-pub(super) fn layer_norm(t: &mut Terms, op: &LayerNorm, operands: &[Operand], axes: &[Ix]) -> Vec<TermId> {
+pub(super) fn layer_norm(
+    t: &mut Terms,
+    op: &LayerNorm,
+    operands: &[Operand],
+    axes: &[Ix],
+) -> Vec<TermId> {
     let x = &operands[0];
     let (at, over, n) = rows(t, x.sizes(), op.axis, axes);
     let element = x.at(t, &at);
@@ -161,7 +177,12 @@ pub(super) fn layer_norm(t: &mut Terms, op: &LayerNorm, operands: &[Operand], ax
 }
 
 /// (x, scale): x·rstd·scale, and rstd = (mean x² + ε)^−½
-pub(super) fn rms_norm(t: &mut Terms, op: &RmsNorm, operands: &[Operand], axes: &[Ix]) -> Vec<TermId> {
+pub(super) fn rms_norm(
+    t: &mut Terms,
+    op: &RmsNorm,
+    operands: &[Operand],
+    axes: &[Ix],
+) -> Vec<TermId> {
     let x = &operands[0];
     let (at, over, n) = rows(t, x.sizes(), op.axis, axes);
     let element = x.at(t, &at);
@@ -174,7 +195,12 @@ pub(super) fn rms_norm(t: &mut Terms, op: &RmsNorm, operands: &[Operand], axes: 
 }
 
 /// (logits, labels): where the label is not ignored lse − logits[label], and lse = ln Σ e^logits
-pub(super) fn cross_entropy(t: &mut Terms, op: &CrossEntropy, operands: &[Operand], rows: &[Ix]) -> Vec<TermId> {
+pub(super) fn cross_entropy(
+    t: &mut Terms,
+    op: &CrossEntropy,
+    operands: &[Operand],
+    rows: &[Ix],
+) -> Vec<TermId> {
     let (logits, labels) = (&operands[0], &operands[1]);
     let last = rows.len();
     let n = op.classes.unwrap_or(logits.sizes()[last]);
@@ -194,7 +220,12 @@ pub(super) fn cross_entropy(t: &mut Terms, op: &CrossEntropy, operands: &[Operan
 }
 
 /// (dlosses, logits, labels, lse): where the label is not ignored, dloss·(e^(logit − lse) − [class is the label]), of classes
-pub(super) fn cross_entropy_grad(t: &mut Terms, op: &CrossEntropyGrad, operands: &[Operand], axes: &[Ix]) -> TermId {
+pub(super) fn cross_entropy_grad(
+    t: &mut Terms,
+    op: &CrossEntropyGrad,
+    operands: &[Operand],
+    axes: &[Ix],
+) -> TermId {
     let (rows, class) = (&axes[..axes.len() - 1], axes[axes.len() - 1]);
     let [dloss, label, lse] = [0, 2, 3].map(|k| operands[k].at(t, rows));
     let difference = t.sub(operands[1].term, lse);
