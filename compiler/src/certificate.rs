@@ -5,9 +5,10 @@
 
 use crate::compilation::{Compiled, Observer, Request, compile, imported};
 use crate::config::Config;
+use crate::config::choices::{AdapterKind, BatchNorm};
 use crate::diagnostics::Report;
 use crate::statement;
-use frit_ir::plan::Plan;
+use frit_ir::plan::{Entry, Plan};
 use frit_ir::{Graph, Origin};
 use frit_passes::{adapter, documents, fp8, loss_scale, sync_batch_norm};
 use frit_passes::{differentiate, loss, shard, update};
@@ -129,11 +130,16 @@ impl Checker {
             Err(unstated) => (Verdict::NotShown, vec![unstated.into()]),
         };
         let (before, config) = (&self.before, &self.config);
-        let meaning = [adapter::INFO.name, documents::INFO.name, sync_batch_norm::INFO.name];
         if before == after {
             return (Verdict::Unchanged, vec![]);
         }
-        if meaning.contains(&pass) || pass == fp8::INFO.name {
+        let meaning = [
+            (adapter::INFO.name, config.adapter.kind != AdapterKind::None),
+            (documents::INFO.name, config.data.document_separator.is_some()),
+            (sync_batch_norm::INFO.name, config.model.batch_norm == BatchNorm::Sync),
+            (fp8::INFO.name, config.precision.fp8),
+        ];
+        if meaning.contains(&(pass, true)) {
             return (Verdict::Assumed, vec![]);
         }
         if pass == loss::INFO.name {
@@ -195,14 +201,18 @@ fn words(difference: &Difference) -> String {
     }
 }
 
-/// Fields in which a plan differs from a compiled one, but for machine code.
+/// Fields in which a plan differs from a compiled one, but for machine code and the values of parameters.
 fn differing(plan: &Plan, compiled: &Compiled) -> Vec<String> {
+    // Machine code is not made again, and values are in files that the digests of the plan verify.
     let json = |plan: &Plan| {
         let mut plan = plan.clone();
         for kernel in &mut plan.kernels {
-            kernel.entry = frit_ir::plan::Entry::Interpreter;
+            kernel.entry = Entry::Interpreter;
             kernel.entry_hash = String::new();
         }
+        plan.object = None;
+        plan.params.iter_mut().for_each(|param| param.digest = None);
+        plan.constants.iter_mut().for_each(|constant| constant.digest = None);
         match serde_json::to_value(&plan) {
             Ok(serde_json::Value::Object(fields)) => fields,
             _ => serde_json::Map::new(),

@@ -6,6 +6,7 @@ use crate::support::{file, plan};
 use frit::certificate::{Checker, Verdict, certify};
 use frit::compilation::{Observer, Request, compile, imported};
 use frit::config::Config;
+use frit::plan_dir;
 use frit_ir::interpret::{Options, leaf_key, run_ranks};
 use frit_ir::plan::{Plan, layout, seal};
 use frit_ir::{DType, Graph, NodeId, Op, Tensor, ValueId};
@@ -103,7 +104,9 @@ fn feeds(graph: &Graph, rank: usize) -> HashMap<String, Tensor> {
         let ty = graph.ty(node.outputs[0]).clone();
         let own = matches!(node.op, Op::Input(_));
         // By the name, so that a leaf has its value in every graph.
-        let seed = key.bytes().fold(rank as u64 * u64::from(own), |h, b| h * 31 + u64::from(b));
+        let seed = key
+            .bytes()
+            .fold(rank as u64 * u64::from(own), |h, b| h.wrapping_mul(31) + u64::from(b));
         random.seed(seed);
         let n = ty.shape.numel();
         let tensor = match &node.op {
@@ -210,17 +213,18 @@ fn changed(graph: &Graph, random: &mut fastrand::Rng) -> Option<Graph> {
 
 #[test]
 fn changed_graphs_are_not_certified() {
-    let settings = [
-        &["sharding.ranks=3", "run.accumulation=2", "optimizer.clip_grad_norm=1.0"][..],
+    let settings: [&[&str]; 4] = [
+        &["sharding.ranks=3", "run.accumulation=2", "optimizer.clip_grad_norm=1.0"],
         &["sharding.ranks=3", "sharding.strategy=\"no_shard\"", "precision.compute=fp16"],
+        &["sharding.ranks=3", "optimizer.kind=sgd", "memory.recompute=unit"],
+        &["sharding.ranks=3", "precision.compute=bf16", "optimizer.ema=0.5"],
     ];
-    let models = ["lm", "masked", "rope", "modulated", "grouped"];
     let mut random = fastrand::Rng::with_seed(1);
-    let (mut tried, mut different) = (0, 0);
-    for (model, settings) in models.iter().zip(settings.iter().cycle()) {
-        let model = format!("tests/museum/models/{model}.json");
-        let settings = [&["memory.loss_chunks=1"], *settings].concat();
-        let (request, config) = configured(&model, 2, &settings);
+    let (mut tried, mut different, mut missed) = (0, 0, Vec::new());
+    for settings in settings {
+        let model = "tests/museum/models/lm.json";
+        let settings = [&["memory.loss_chunks=1"], settings].concat();
+        let (request, config) = configured(model, 2, &settings);
         let mut trace = Trace::default();
         let request = Request { without_code: true, ..request };
         compile(&request, &config, &mut trace).unwrap_or_else(|e| panic!("{model}: {e}"));
@@ -243,20 +247,26 @@ fn changed_graphs_are_not_certified() {
                 }
                 different += 1;
                 let verdict = checker.clone().check(pass, &mutant).verdict;
-                assert_eq!(
-                    verdict,
-                    Verdict::NotShown,
-                    "{model}, {pass}: a changed graph is certified\n{graph}\n{mutant}"
-                );
+                if verdict != Verdict::NotShown {
+                    missed.push(format!("{model}, {pass}, {verdict:?}:\n{}", edit(graph, &mutant)));
+                }
             }
             let verdict = checker.check(pass, graph);
             assert_ne!(verdict.verdict, Verdict::NotShown, "{model}: {verdict:?}");
         }
     }
+    assert!(missed.is_empty(), "{} are certified:\n{}", missed.len(), missed.join("\n"));
     assert!(
         tried >= 2000 && different >= 1000,
         "{tried} changed graphs, {different} of them different"
     );
+}
+
+/// The first line in which two graphs differ.
+fn edit(graph: &Graph, mutant: &Graph) -> String {
+    let (a, b) = (graph.to_string(), mutant.to_string());
+    let different = a.lines().zip(b.lines()).find(|(a, b)| a != b);
+    different.map_or_else(String::new, |(a, b)| format!("{a}\n{b}"))
 }
 
 fn near(a: &[f64], b: &[f64]) -> bool {
@@ -295,11 +305,13 @@ fn edited_plans_with_new_digests_are_refused_with_a_code() {
     assert_eq!(json["certificate"]["passes"][0]["verdict"], "as_stated");
 
     let path = planned.path().join(layout::PLAN);
-    let mut plan = planned.compiled.plan.clone();
-    plan.seed += 1;
-    let text = seal(&plan.to_json());
-    std::fs::write(path, text).expect("written");
+    let mut plan = plan_dir::read(&planned.path()).unwrap_or_else(|e| panic!("{e}"));
+    plan.name = "another".into();
+    std::fs::write(path, seal(&plan.to_json())).expect("written");
     let refused = frit(&thorough).unwrap_err();
-    assert!(refused.contains("E118") && refused.contains("seed"), "{refused}");
+    assert!(
+        refused.contains("is not what its model compiles to") && refused.contains("name"),
+        "{refused}"
+    );
     assert!(frit(&["verify", dir, "--quick"]).unwrap().contains("sound"));
 }

@@ -102,8 +102,8 @@ fn outputs(graph: &Graph, reading: &Reading) -> Outputs {
 
 /// The outputs of the step of one rank, on all ranks.
 fn distributed(t: &mut Terms, before: &Graph, after: &Graph, ranks: Ranks) -> Outputs {
-    let scattered = Reading::unread(after, ranks).scattered;
-    let unread = || Reading::unread(before, ranks).scattered(scattered);
+    let early = Reading::unread(after, ranks).reduced_early;
+    let unread = || Reading::unread(before, ranks).reduced_early(early);
     let (mut local, mut step) = (unread(), unread());
     local.read(t, before, &mut HashMap::new());
     for output in before.outputs.iter().filter(|o| o.kind == OutputKind::Gradient) {
@@ -125,7 +125,7 @@ fn distributed(t: &mut Terms, before: &Graph, after: &Graph, ranks: Ranks) -> Ou
         if state.name.is_within_step() {
             let key = format!("carry {}", leaf_key(&before.def(leaf).op).unwrap_or_default());
             let (mut term, kind, origin) = of_rank[&key].clone();
-            if scattered && state.name == StateName::GradSum {
+            if early && state.name == StateName::GradSum {
                 term = ranks.mean(t, term, true, ranks.shards == 1);
             }
             of_step.insert(key, (term, kind, origin));

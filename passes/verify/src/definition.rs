@@ -11,6 +11,9 @@ const ANY: u64 = 1 << 40;
 /// A body that reads more constant places, such as each step of a recurrence, is a function of none of them.
 const CONSTANT_PLACES: usize = 4;
 
+/// Part of a variable that is split: a variable of its own, if it has more than one value, and that as an index.
+type Part = (Option<Var>, Ix);
+
 impl Terms {
     /// A variable that nothing else uses.
     pub(crate) fn fresh(&mut self, extent: u64) -> Var {
@@ -145,11 +148,7 @@ impl Terms {
     }
 
     /// Where a variable is only ever divided: variables for quotient and remainder, and their extents.
-    fn split_of(
-        &mut self,
-        body: TermId,
-        over: Var,
-    ) -> Option<(Vec<(Option<Var>, Ix)>, Vec<usize>)> {
+    fn split_of(&mut self, body: TermId, over: Var) -> Option<(Vec<Part>, Vec<usize>)> {
         let mut divisors: Vec<i64> = vec![];
         if !self.divisors_in_term(body, over, &mut divisors) {
             return None;

@@ -6,7 +6,7 @@ use crate::term::{Term, TermId, Terms};
 use frit_ir::interpret::{Options, eval_op, leaf_key};
 use frit_ir::ops::{Constant, Fusion, ReduceKind, State, StateName};
 use frit_ir::sharding::sharded_values;
-use frit_ir::{Graph, Node, Op, Tensor, ValueId};
+use frit_ir::{Graph, Node, Op, Region, Tensor, ValueId};
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -72,8 +72,9 @@ pub(crate) struct Reading {
     ranks: Ranks,
     /// Which values a rank has only its part of.
     sharded: Vec<bool>,
-    /// Whether gradients are scattered before they are added to those of other micro-steps.
-    pub(crate) scattered: bool,
+    /// Whether gradients are reduced before they are added to those of other micro-steps: over the ranks that share one copy, or
+    /// else over all.
+    pub(crate) reduced_early: bool,
     /// By value, over the axes of its shape.
     pub(crate) terms: Vec<Option<TermId>>,
 }
@@ -86,19 +87,23 @@ impl Reading {
         reading
     }
 
-    /// The same with gradients scattered, or not, before they are added.
-    pub(crate) fn scattered(self, scattered: bool) -> Reading {
-        Reading { scattered, ..self }
+    /// The same with gradients reduced, or not, before they are added.
+    pub(crate) fn reduced_early(self, reduced_early: bool) -> Reading {
+        Reading { reduced_early, ..self }
     }
 
     /// Of a graph of which nothing is read yet; what is given before [`Reading::read`] stays.
     pub(crate) fn unread(graph: &Graph, ranks: Ranks) -> Reading {
-        let scattered =
-            |n: &Node| matches!(&n.op, Op::State(s) if s.name == StateName::GradSum && s.sharded);
+        // Reductions of gradients that stand before the update are those of a micro-step.
+        let early = |n: &Node| match &n.op {
+            Op::ReduceScatter(_) => n.region != Region::Update,
+            Op::AllReduce(op) => op.unit.is_some() && n.region != Region::Update,
+            _ => false,
+        };
         Reading {
             ranks,
             sharded: sharded_values(graph),
-            scattered: graph.nodes().any(|(_, n)| scattered(n)),
+            reduced_early: graph.nodes().any(|(_, n)| early(n)),
             terms: vec![None; graph.n_values()],
         }
     }
@@ -157,7 +162,7 @@ impl Reading {
                 },
             };
             for (value, term) in node.outputs.iter().zip(results) {
-                self.terms[value.0 as usize] = Some(term);
+                self.terms[value.0 as usize].get_or_insert(term);
             }
         }
     }
@@ -208,9 +213,10 @@ impl Reading {
             Op::Input(_) | Op::State(State { name: StateName::Rng, .. }) => {
                 at.push(self.ranks.index(t));
             }
-            // Sums of scattered gradients differ by replica.
-            Op::State(s) if s.name == StateName::GradSum && self.scattered => {
-                at.push(Ranks { shards: 1, ..self.ranks }.index(t));
+            // Sums of gradients that were reduced among the ranks of a replica differ by replica, others not at all.
+            Op::State(s) if s.name == StateName::GradSum && self.reduced_early => {
+                let replica = Ranks { shards: 1, ..self.ranks }.index(t);
+                at.extend((self.ranks.shards > 1).then_some(replica));
             }
             Op::State(s) if s.name.is_within_step() => at.push(self.ranks.index(t)),
             _ => {}

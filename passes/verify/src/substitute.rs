@@ -1,11 +1,7 @@
 //! Substitution of indices for variables. Terms are built again, so they simplify.
 
 use crate::index::{Affine, Atom, Ix, Kind, Var};
-use crate::term::{Function, Term, TermId, Terms};
-use std::rc::Rc;
-
-/// What stands for variables, sorted by variable.
-pub(crate) type Substitution = Rc<[(Var, Ix)]>;
+use crate::term::{Function, Substitution, Term, TermId, Terms};
 
 impl Terms {
     /// The element at these indices of a value that is given as a term over its axes, of these sizes.

@@ -10,6 +10,9 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
+/// What stands for variables, sorted by variable.
+pub(crate) type Substitution = Rc<[(Var, Ix)]>;
+
 /// Names a term of [`Terms`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct TermId(pub(crate) u32);
@@ -102,7 +105,7 @@ pub(crate) struct Terms {
     /// Constants that are leaves, by their sizes.
     pub(crate) constants: HashMap<Vec<usize>, Vec<(Tensor, u32)>>,
     numbers: BTreeMap<u64, ()>,
-    pub(crate) substituted: HashMap<(TermId, Rc<[(Var, Ix)]>), TermId>,
+    pub(crate) substituted: HashMap<(TermId, Substitution), TermId>,
     pub(crate) next_fresh: u32,
 }
 
