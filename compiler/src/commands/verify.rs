@@ -15,23 +15,23 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   frit verify plan
-  frit verify plan --quick
-  frit verify plan --json | jq '.certificate.passes[] | select(.verdict == \"not_shown\")'
+  frit verify plan --certify
+  frit verify plan --certify --json | jq '.certificate.passes[] | select(.verdict == \"not_shown\")'
 
-First the tasks of the plan are proved to compute the step that it declares. Then its model is compiled again, and of every pass it is
-proved, over the real numbers, that loss, gradients, update and statistics are those of the model (docs/verification.md). A pass of
+The tasks of the plan are proved to compute the step that it declares. With --certify its model is compiled again, and of every pass it
+is proved, over the real numbers, that loss, gradients, update and statistics are those of the model (docs/verification.md). A pass of
 which this cannot be shown is listed; that is no error. A plan that differs from what its model compiles to is one, with exit code 1.")]
 pub struct Args {
     /// The plan directory.
     pub plan: PathBuf,
-    /// Prove only that the tasks compute the step that the plan declares; the model is not needed.
+    /// Compile the model again, and prove of every pass what it must keep.
     #[arg(long)]
-    pub quick: bool,
+    pub certify: bool,
     /// Path of the model that the plan was compiled from, if it was moved.
-    #[arg(long, value_name = "FILE", conflicts_with = "quick")]
+    #[arg(long, value_name = "FILE", requires = "certify")]
     pub model: Option<PathBuf>,
     /// Read external data of the model also outside of the model's folder.
-    #[arg(long, conflicts_with = "quick")]
+    #[arg(long, requires = "certify")]
     pub allow_external_data: bool,
     /// As JSON, with stable keys.
     #[arg(long)]
@@ -51,7 +51,7 @@ pub struct Sound {
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let line = |s: &Sound| format!("{}: sound ({} tasks)\n", s.plan.display(), s.tasks);
     let plans = verify(&args.plan)?;
-    let certificate = if args.quick { None } else { Some(certified(args)?) };
+    let certificate = if args.certify { Some(certified(args)?) } else { None };
     if args.json {
         let found = serde_json::json!({ "plans": plans, "certificate": certificate });
         return Ok(format!("{found:#}\n"));
