@@ -149,12 +149,17 @@ impl Checker {
             });
         }
         if pass == differentiate::INFO.name {
-            let accumulation = config.run.accumulation;
-            return stated(gradient::differentiated(before, accumulation, self.capacity));
+            let of_step = config.run.reproducible.unwrap_or(config.run.accumulation);
+            return stated(gradient::differentiated(before, of_step, self.capacity));
         }
         if pass == loss_scale::INFO.name {
             // What it adds is part of what `update` must be.
             return (Verdict::AsStated, vec![]);
+        }
+        if pass == update::INFO.name && config.run.reproducible.is_some() {
+            let reason = "sums in a tree over the pieces of `run.reproducible`";
+            let unstated = Unstated::new("update", &Origin::none(), reason);
+            return (Verdict::NotShown, vec![unstated.into()]);
         }
         if pass == update::INFO.name {
             let before = self.with_gradients.as_ref().unwrap_or(before);

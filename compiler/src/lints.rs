@@ -42,7 +42,7 @@ pub fn forward(
         gather: c.sharding.param_dtype,
         sharded: c.sharding.strategy != Strategy::NoShard,
         ranks: c.sharding.ranks,
-        accumulation: c.run.accumulation,
+        accumulation: c.accumulation(),
         scaling: pipeline::scaling(c),
         decay: decoupled.then_some(c.optimizer.lr * c.optimizer.weight_decay),
         inputs: &inputs,

@@ -56,6 +56,8 @@ pub struct Options {
     /// The target.
     pub(crate) backend: Backend,
     accumulation: usize,
+    /// Pieces of a reproducible step.
+    reproducible: Option<usize>,
     scaling: LossScaling,
     optimizer: OptimizerKind,
     muon: MuonRule,
@@ -116,7 +118,11 @@ fn composed(o: &Options) -> Vec<Box<dyn Pass>> {
 pub fn training(o: &Options, capacity: f64) -> Vec<Box<dyn Pass>> {
     vec![
         Box::new(SyncBatchNorm { ranks: if o.sync_batch_norm { o.world_size } else { 1 } }),
-        Box::new(Differentiate { accumulation: o.accumulation, capacity }),
+        // The seed is the same however the pieces of a reproducible step are divided.
+        Box::new(Differentiate {
+            accumulation: o.reproducible.unwrap_or(o.accumulation),
+            capacity,
+        }),
         Box::new(StripFunctions { fp8: o.fp8.enabled }),
         Box::new(LossScalePass { scaling: o.scaling }),
         Box::new(Update {
@@ -130,6 +136,7 @@ pub fn training(o: &Options, capacity: f64) -> Vec<Box<dyn Pass>> {
             accumulation: o.accumulation,
             capacity,
             world_size: o.world_size,
+            reproducible: o.reproducible.is_some(),
         }),
         Box::new(o.fp8.clone()),
     ]
@@ -174,6 +181,7 @@ fn shard(o: &Options) -> Shard {
         wrap: o.wrap.clone(),
         reshard_after_forward: o.reshard_after_forward.clone(),
         no_sync: o.no_sync,
+        reproducible: o.reproducible.is_some(),
         reduce_dtype: o.reduce_dtype,
         small_parameters: BTreeSet::new(),
     }
@@ -313,7 +321,11 @@ impl Options {
         Ok(Options {
             adapter: adapter(c)?,
             documents: documents(c)?,
-            loss: Loss { terms: losses::terms(c)?, world_size: c.sharding.ranks },
+            loss: Loss {
+                terms: losses::terms(c)?,
+                world_size: c.sharding.ranks,
+                reproducible: c.run.reproducible.is_some(),
+            },
             metrics: metrics::metrics(c)?,
             fp8: Fp8 {
                 enabled: c.precision.fp8,
@@ -331,7 +343,8 @@ impl Options {
             chunks: chunks(c)?,
             padding: c.padding.tensor_cores,
             backend,
-            accumulation: c.run.accumulation,
+            accumulation: c.accumulation(),
+            reproducible: c.run.reproducible,
             scaling: scaling(c),
             optimizer: c.optimizer.kind,
             muon: MuonRule {
@@ -349,7 +362,8 @@ impl Options {
             group: c.sharding.shard_group,
             wrap: wrap(&c.sharding.wrap)?,
             reshard_after_forward: reshard(&c.sharding.reshard_after_forward)?,
-            no_sync: c.sharding.no_sync,
+            // A rank adds its own pieces before those of ranks are added.
+            no_sync: c.sharding.no_sync || c.run.reproducible.is_some(),
             reduce_dtype: c.sharding.reduce_dtype,
             rules: Rules::Frit,
         })

@@ -82,7 +82,7 @@ pub fn update(config: &Config, capacity: f64) -> Update {
         ema: o.ema > 0.0,
         init_scale,
         dynamic_scale,
-        accumulation: config.run.accumulation,
+        accumulation: config.accumulation(),
         capacity,
         ranks: config.sharding.ranks,
     }

@@ -14,7 +14,7 @@ pub fn sharded_values(graph: &Graph) -> Vec<bool> {
         let result = match &node.op {
             Op::Param(p) => p.sharded,
             Op::State(s) => s.sharded,
-            Op::AllGather(_) | Op::GradStats => false,
+            Op::AllGather(_) | Op::GradStats(_) => false,
             Op::ReduceScatter(_) => true,
             _ => any,
         };

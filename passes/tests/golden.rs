@@ -94,7 +94,7 @@ impl Header {
         match self.pass.as_str() {
             "canonicalize" => Box::new(Canonicalize {}),
             "raise" => Box::new(Raise {}),
-            "loss" => Box::new(Loss { terms: self.terms(), world_size: 2 }),
+            "loss" => Box::new(Loss { terms: self.terms(), world_size: 2, reproducible: false }),
             "evaluate" => Box::new(Evaluate { terms: self.terms(), metrics: vec![] }),
             "autocast" => {
                 let exception = self.dtype("override").map(|dtype| Override {
@@ -155,7 +155,8 @@ impl Header {
                 group: self.get("group").map_or(0, |n| n.parse().expect("a number")),
                 wrap: Wrap::Blocks,
                 reshard_after_forward: vec![Reshard { units: "**".into(), ranks: None }],
-                no_sync: self.get("no_sync").is_some(),
+                no_sync: self.get("no_sync").is_some() || self.get("reproducible").is_some(),
+                reproducible: self.get("reproducible").is_some(),
                 reduce_dtype: self.dtype("reduce_dtype").unwrap_or(DType::F32),
                 small_parameters: Default::default(),
             }),

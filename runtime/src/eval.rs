@@ -386,6 +386,7 @@ pub(crate) fn add<D: Device>(
     mut each: impl FnMut(usize, &D) -> Result<(), RunError>,
 ) -> Result<(), RunError> {
     let earlier = sums.batches;
+    let by_batch = plan.reproducible.is_some();
     for number in 0..feed.batches() {
         session::step(
             plan,
@@ -405,13 +406,28 @@ pub(crate) fn add<D: Device>(
         // An evaluation has no metrics, but taking them reports errors of the device.
         device.take_metrics()?;
         if let Some(statistics) = &eval.statistics {
-            let bytes = read(device, statistics)?;
-            for (sum, x) in sums.totals.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                *sum += f64::from(f32::from_le_bytes(*x));
+            // In a reproducible plan they are of this rank's batch alone, and batches are added in order.
+            let bytes = match by_batch {
+                true => {
+                    device.gather(statistics.buffer, statistics.offset, statistics.ty.bytes())?
+                }
+                false => read(device, statistics)?,
+            };
+            for batch in bytes.chunks(statistics.ty.bytes().max(1)) {
+                for (sum, x) in sums.totals.iter_mut().zip(batch.as_chunks::<4>().0) {
+                    *sum += f64::from(f32::from_le_bytes(*x));
+                }
             }
         }
         each(number, device)?;
         sums.batches += 1;
+    }
+    if by_batch {
+        // Rank 0 has them all.
+        for sum in &mut sums.totals {
+            let own = if rank == 0 { sum.to_bits() } else { 0 };
+            *sum = f64::from_bits(device.largest(own)?);
+        }
     }
     Ok(())
 }

@@ -469,6 +469,89 @@ fn steps_of_muon() {
     }
 }
 
+/// The task that adds gradients to a sum in a tree, or the statistics if `statistics`.
+fn tree(plan: &mut Plan, statistics: bool) -> &mut frit_ir::plan::Task {
+    let states: Vec<BufferId> =
+        plan.groups.iter().flat_map(|g| &g.states).map(|s| s.buffer).collect();
+    let is_tree: TiVec<KernelId, bool> = plan
+        .kernels
+        .iter()
+        .map(|k| k.body.nodes().any(|(_, n)| n.op.name() == "tree_sum"))
+        .collect();
+    task(plan, |a| match a {
+        Action::Kernel { kernel, writes, .. } if is_tree[*kernel] => {
+            states.contains(&writes[0].buffer) != statistics
+        }
+        _ => false,
+    })
+}
+
+/// Where the number of the micro-step is.
+fn number(plan: &Plan) -> BufferId {
+    let is_number = |s: &&frit_ir::plan::StateSpec| s.name == StateName::MicroStep;
+    plan.states.iter().find(is_number).expect("several micro-steps").buffer
+}
+
+#[test]
+fn what_depends_on_the_number_of_ranks() {
+    let cases: [(&str, Break); 8] = [
+        // What waits at one level is exchanged with what waits at the next, when it is read or always.
+        ("P310", |p| {
+            let Action::Kernel { reads, .. } = &mut tree(p, false).action else { return };
+            reads.swap(2, 3);
+        }),
+        ("P310", |p| {
+            let Action::Kernel { reads, writes, .. } = &mut tree(p, false).action else { return };
+            reads.swap(2, 3);
+            writes.swap(0, 1);
+        }),
+        // A sum is never made.
+        ("P320", |p| drop_task(tree(p, false))),
+        // Micro-steps are not counted, or not from zero.
+        ("P310", |p| {
+            let number = number(p);
+            drop_task(task(p, |a| {
+                !matches!(a, Action::Zero { .. }) && a.writes().iter().any(|w| w.buffer == number)
+            }));
+        }),
+        ("P310", |p| {
+            let number = number(p);
+            for task in &mut p.tasks {
+                if let Action::Zero { places } = &mut task.action {
+                    places.retain(|place| place.buffer != number);
+                }
+            }
+        }),
+        // Loss and count are not added.
+        ("P320", |p| drop_task(tree(p, true))),
+        // Ranks exchange activations.
+        ("P320", |p| {
+            let micro_step = p.tasks_of(PhaseName::MicroStep);
+            let is_f32 = |t: &TaskId| {
+                let action = &p.tasks[*t].action;
+                matches!(action, Action::Kernel { .. }) && action.writes()[0].ty.dtype == DType::F32
+            };
+            let first = micro_step.start.until(micro_step.end).find(is_f32).expect("a kernel");
+            let send = p.tasks[first].action.writes()[0].clone();
+            let recv = send.clone();
+            let reduce = ReduceKind::Sum;
+            p.tasks[first].action = Action::AllReduce { group: None, reduce, send, recv };
+        }),
+        // Gradients are averaged, so that their factor depends on the ranks.
+        ("P203", |p| {
+            let Action::ReduceScatter { reduce, .. } = &mut task(p, is_reduction).action else {
+                return;
+            };
+            *reduce = ReduceKind::Mean;
+        }),
+    ];
+    let plan = gpt2(&["precision.compute=fp32", "run.reproducible=8"]);
+    for (n, (code, change)) in cases.into_iter().enumerate() {
+        let codes = codes(&plan, change);
+        assert!(codes.iter().any(|c| c == code), "{n}, {code}: found {codes:?}");
+    }
+}
+
 #[test]
 fn the_factor_of_every_gradient() {
     let accumulating = gpt2(&["precision.compute=fp16", "run.accumulation=2"]);

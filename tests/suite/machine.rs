@@ -2,7 +2,7 @@
 //! plans. Kernels run in the IR interpreter.
 
 use frit_ir::interpret;
-use frit_ir::ops::{ReduceKind, StateName};
+use frit_ir::ops::ReduceKind;
 use frit_ir::plan::{Action, Arena, BufferId, PhaseId, PhaseName, Place, Plan, Stream, TaskId};
 use frit_ir::{DType, Tensor};
 use frit_runtime::converted;
@@ -363,7 +363,7 @@ impl<'a> Machine<'a> {
                 );
             };
             for group in &plan.groups {
-                let states = group.states.iter().filter(|s| s.name != StateName::GradSum);
+                let states = group.states.iter().filter(|s| !s.name.is_sum());
                 let states = states.map(|s| (s.buffer, 4));
                 for (buffer, size) in
                     std::iter::once((group.master, group.dtype.size())).chain(states)

@@ -72,6 +72,7 @@ mod readme;
 mod recompute;
 mod reference;
 mod report;
+mod reproducible;
 mod scale;
 mod selection;
 mod simulate;

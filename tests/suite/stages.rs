@@ -40,6 +40,7 @@ fn schedules() {
         ("reshard", ["sharding.ranks=4", "sharding.reshard_after_forward=2"]),
         ("adafactor", ["sharding.ranks=2", "optimizer.kind=adafactor"]),
         ("muon", ["sharding.ranks=2", "optimizer.kind=muon"]),
+        ("reproducible", ["sharding.ranks=2", "run.reproducible=8"]),
     ] {
         let plan = path(name);
         let mut args = vec!["compile", &model, "--bind", "batch=2", "-o", &plan];

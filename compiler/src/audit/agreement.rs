@@ -47,9 +47,12 @@ impl Against<'_> {
         to: &Path,
     ) -> Result<Vec<Agreement>, Report> {
         let mut config = repeat.config.clone();
-        config.run.accumulation = plan.accumulation * plan.world_size;
         // The backward pass begins with the scale over the micro-steps of a rank: as before, so that it overflows where it did.
-        let ranks = plan.world_size as f64;
+        let mut ranks = plan.world_size as f64;
+        match config.run.reproducible {
+            Some(_) => ranks = 1.0,
+            None => config.run.accumulation = plan.accumulation * plan.world_size,
+        }
         config.precision.init_scale *= ranks;
         if let LossScale::Fixed(scale) = &mut config.precision.loss_scale {
             *scale *= ranks;

@@ -111,7 +111,7 @@ impl<'a> Compilation<'a> {
         let config = self.setup.config;
         let sharding = &config.sharding;
         let shards = sharding.strategy.shards(sharding.ranks, sharding.shard_group);
-        self.model_bytes = model_bytes(&self.graph, config.run.accumulation, shards);
+        self.model_bytes = model_bytes(&self.graph, config.accumulation(), shards);
     }
 
     /// Decides how parameters are held.
@@ -179,7 +179,7 @@ impl<'a> Compilation<'a> {
     /// Refuses a step of more loss elements than an f64 counts.
     fn countable(&self) -> Result<(), Diagnostic> {
         let (config, capacity) = (self.setup.config, self.loss_elements);
-        let (ranks, accumulation) = (config.sharding.ranks, config.run.accumulation);
+        let (ranks, accumulation) = (config.sharding.ranks, config.accumulation());
         let elements = capacity as f64 * accumulation as f64 * ranks as f64;
         if elements < MAX_LOSS_ELEMENTS {
             return Ok(());

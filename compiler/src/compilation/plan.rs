@@ -75,10 +75,11 @@ impl Compilation<'_> {
             compute_dtype: config.precision.compute,
             seed: config.run.seed,
             deterministic: config.run.deterministic,
-            accumulation: config.run.accumulation,
+            accumulation: config.accumulation(),
+            reproducible: config.run.reproducible,
             shards: strategy.shards(config.sharding.ranks, config.sharding.shard_group),
             gather_once: strategy == Strategy::ShardOptimizer
-                && config.run.accumulation > 1
+                && config.accumulation() > 1
                 && config.sharding.ranks > 1,
             multi_tensor: self.saving.offload == Offload::None,
             copies: self.saving.offload != Offload::Parameters && options.rules == Rules::Frit,

@@ -1,10 +1,12 @@
 //! Checks the configuration for contradictions between keys.
 
 use super::Config;
+use super::choices::BatchNorm;
 use super::kind::AUTO;
 use crate::diagnostics::Report;
+use frit_ir::ops::reproducible::MAX_PIECES;
 use frit_ir::ops::{OptimizerKind, ScheduleKind};
-use frit_ir::plan::Strategy;
+use frit_ir::plan::{DeviceType, Strategy};
 use frit_ir::{Code, DType, Diagnostic};
 use frit_passes::offload::Offload;
 
@@ -18,6 +20,7 @@ pub(super) fn check(config: &Config) -> Report {
         group(config),
         muon(config),
         separator(config),
+        reproducible(config),
     ];
     Report { diagnostics: found.into_iter().flatten().collect() }
 }
@@ -100,6 +103,72 @@ fn offload(config: &Config) -> Option<Diagnostic> {
         let help = "sharding.cpu_offload means memory.offload = \"parameters\"; set one of the two";
         wrong(message, help)
     })
+}
+
+/// What cannot be the same on any number of ranks.
+fn reproducible(config: &Config) -> Option<Diagnostic> {
+    let (pieces, ranks) = (config.run.reproducible?, config.sharding.ranks);
+    let own = |key: &str, value: String, help: &str| {
+        Some(wrong(format!("`run.reproducible` with `{key}` = {value}"), help))
+    };
+    if !pieces.is_power_of_two() || pieces > MAX_PIECES {
+        let message =
+            format!("`run.reproducible` = {pieces} is not a power of two up to {MAX_PIECES}");
+        return Some(wrong(
+            message,
+            "it is the number of micro-batches of a step, which are added in pairs",
+        ));
+    }
+    if !pieces.is_multiple_of(ranks) {
+        let message =
+            format!("`sharding.ranks` = {ranks} does not divide `run.reproducible` = {pieces}");
+        return Some(wrong(
+            message,
+            "use a power of two of ranks, at most as many as the step has micro-batches",
+        ));
+    }
+    if config.run.accumulation > 1 {
+        let n = config.run.accumulation;
+        let help = format!(
+            "run.reproducible is the number of all micro-batches of a step; set it to {pieces} times {n}, and \
+             remove run.accumulation"
+        );
+        return own("run.accumulation", n.to_string(), &help);
+    }
+    if config.target.device == DeviceType::Cuda {
+        let help = "the kernels and collectives that libraries choose on a GPU depend on its number of ranks; only CPU plans \
+            compute the same bits on any";
+        return own("target.device", config.target.device.to_string(), help);
+    }
+    let kind = config.optimizer.kind;
+    if matches!(kind, OptimizerKind::Adafactor | OptimizerKind::Muon) {
+        let help = "its steps sum over whole parameters, in an order that depends on how these are sharded; use an optimizer \
+            that steps each element by itself, such as adamw";
+        return own("optimizer.kind", format!("\"{}\"", kind.word()), help);
+    }
+    if config.model.batch_norm == BatchNorm::Sync && pieces > 1 {
+        let help = "statistics over the batches of all ranks need all pieces at once; with \"train\" each piece has its own";
+        return own("model.batch_norm", "\"sync\"".into(), help);
+    }
+    if config.precision.fp8 {
+        let help = "the amax history has a column per micro-step of a rank; use bf16";
+        return own("precision.fp8", "true".into(), help);
+    }
+    if config.sharding.reduce_dtype != DType::F32 {
+        let dtype = config.sharding.reduce_dtype;
+        let help =
+            "what ranks exchange would be rounded, and what one rank adds would not; use fp32";
+        return own("sharding.reduce_dtype", format!("\"{dtype}\""), help);
+    }
+    if !config.data.drop_last {
+        let help = "the last step of an epoch would have fewer pieces; leave data.drop_last true";
+        return own("data.drop_last", "false".into(), help);
+    }
+    if config.memory.budget.is_some() && config.memory.loss_chunks.is_none() {
+        let help = "to fit the budget the loss may be computed in more chunks on fewer ranks; set memory.loss_chunks to a number";
+        return own("memory.budget", "and memory.loss_chunks = \"auto\"".into(), help);
+    }
+    None
 }
 
 /// What has a meaning only beside Muon.

@@ -79,6 +79,12 @@ impl Config {
         print::print(self)
     }
 
+    /// Micro-steps of a step on each rank.
+    pub fn accumulation(&self) -> usize {
+        let divided = |pieces: usize| pieces / self.sharding.ranks;
+        self.run.reproducible.map_or(self.run.accumulation, divided)
+    }
+
     /// Every key whose value is a number, with it.
     pub fn numbers(&self) -> BTreeMap<&'static str, f64> {
         let number = |(key, value): (&'static str, Value)| match value {

@@ -301,6 +301,9 @@ declare! {
         accumulation: usize = 1 => Integer(1, COUNT),
         /// Whether every run computes the same bits; otherwise cuDNN may add in any order, which can be faster on GPUs.
         deterministic: bool = true,
+        /// The micro-batches of a step, a power of two up to 64, that any number of ranks which divides it share: with every
+        /// such number a step computes the same bits.
+        reproducible: Option<usize> = "none",
         /// Seed of all random numbers.
         seed: u64 = 0 => Integer(0, i64::MAX as u64),
     }

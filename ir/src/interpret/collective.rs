@@ -23,7 +23,7 @@ alone!(AllGather, ReduceScatter, AllReduce);
 pub(super) fn combine(op: &Op, operands: &[&Tensor], exact: bool) -> Option<Vec<Tensor>> {
     let (kind, dtype) = match op {
         Op::AllGather(_) => return Some(operands.iter().map(|t| (*t).clone()).collect()),
-        Op::ReduceScatter(scatter) => (ReduceKind::Mean, scatter.dtype),
+        Op::ReduceScatter(scatter) => (scatter.reduce, scatter.dtype),
         Op::AllReduce(all_reduce) => (all_reduce.reduce, all_reduce.dtype),
         _ => return None,
     };

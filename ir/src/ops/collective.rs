@@ -40,10 +40,13 @@ impl Operation for AllGather {
     }
 }
 
-/// The mean over ranks of a full gradient, of which each rank keeps its shard.
+/// The mean or sum over ranks of a full gradient, of which each rank keeps its shard.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReduceScatter {
+    /// How ranks are combined.
+    #[serde(default = "mean", skip_serializing_if = "is_mean")]
+    pub reduce: ReduceKind,
     /// The unit whose reduction this is part of.
     pub unit: UnitId,
     /// The dtype in which ranks exchange it, if it is not its own; see [`reduction_factors`].
@@ -51,9 +54,18 @@ pub struct ReduceScatter {
     pub dtype: Option<DType>,
 }
 
+fn mean() -> ReduceKind {
+    ReduceKind::Mean
+}
+
+fn is_mean(reduce: &ReduceKind) -> bool {
+    *reduce == ReduceKind::Mean
+}
+
 impl Operation for ReduceScatter {
     fn examples() -> Vec<Self> {
-        vec![ReduceScatter { unit: UnitId(1), dtype: Some(DType::BF16) }]
+        let (reduce, unit) = (ReduceKind::Mean, UnitId(1));
+        vec![ReduceScatter { reduce, unit, dtype: Some(DType::BF16) }]
     }
 
     fn infer(&self, inputs: &[&TensorType]) -> Inferred {

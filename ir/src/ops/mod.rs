@@ -28,6 +28,7 @@ pub mod precision;
 pub mod quantize;
 pub mod random;
 pub mod reduce;
+pub mod reproducible;
 pub mod scatter;
 pub mod schedule;
 pub mod softmax;
@@ -62,6 +63,7 @@ pub use precision::Precision;
 pub use quantize::Quantize;
 pub use random::{Random, RandomFn, RandomMask};
 pub use reduce::{Reduce, ReduceFn, SumTo};
+pub use reproducible::{RoundStats, TreeSum};
 pub use scatter::{ScatterElements, ScatterFn, ScatterNd};
 pub use schedule::{LearningRate, ScheduleKind};
 pub use softmax::{LogSoftmax, LogSoftmaxGrad, Softmax, SoftmaxGrad};
@@ -318,6 +320,8 @@ operations! {
         ByParamGroup(ByParamGroup) = "by_param_group",
         /// The dynamic loss scale after this step: `(scale, tracker, found_inf)` → `(scale, tracker)`.
         UpdateLossScale(UpdateLossScale) = "update_loss_scale",
+        /// `grad_stats(g…)` → `f32[2]` = [number of non-finite elements, sum of squares], or with an exact sum.
+        GradStats(GradStats) = "grad_stats",
         /// The learning rate at this step: `(base_lr, step)` → `lr`.
         LearningRate(LearningRate) = "learning_rate",
 
@@ -327,12 +331,14 @@ operations! {
     plain {
         /// `select(c, a, b)`: `a` where `c`, else `b`, elementwise with broadcasting.
         Select = "select",
-        /// `grad_stats(g…)` → `f32[2]` = [number of non-finite elements, sum of squares].
-        GradStats = "grad_stats",
         /// The moving average of a parameter after a step; see [`optimizer`].
         EmaStep = "ema_step",
         /// The number of steps taken: `(step, found_inf)` → `step`.
         UpdateStep = "update_step",
+        /// Adds one more operand to a sum in a binary tree; see [`reproducible`].
+        TreeSum = "tree_sum",
+        /// Statistics with an exact sum of squares, rounded; see [`reproducible`].
+        RoundStats = "round_stats",
     }
     families {
         /// One real function of one operand, elementwise.

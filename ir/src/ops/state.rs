@@ -24,6 +24,10 @@ pub enum StateName {
     Ema,
     /// Gradients summed over micro-steps.
     GradSum,
+    /// What waits at this level of a sum in a binary tree over the micro-steps of a step; see [`super::reproducible`].
+    Partial(usize),
+    /// Which micro-step of the step is next, `i64`.
+    MicroStep,
     /// Losses summed over micro-steps.
     LossSum,
     /// Elements over which `loss_sum` sums.
@@ -43,7 +47,7 @@ pub enum StateName {
 }
 
 /// Those that are of no parameter or buffer.
-const PLAIN: [StateName; 14] = [
+const PLAIN: [StateName; 15] = [
     StateName::AdamM,
     StateName::AdamV,
     StateName::Momentum,
@@ -51,6 +55,7 @@ const PLAIN: [StateName; 14] = [
     StateName::MuonMomentum,
     StateName::Ema,
     StateName::GradSum,
+    StateName::MicroStep,
     StateName::LossSum,
     StateName::LossCount,
     StateName::LossScale,
@@ -72,6 +77,8 @@ impl StateName {
             StateName::AdafactorV(_) => "adafactor_v",
             StateName::Ema => "ema",
             StateName::GradSum => "grad_sum",
+            StateName::Partial(_) => "partial",
+            StateName::MicroStep => "micro_step",
             StateName::LossSum => "loss_sum",
             StateName::LossCount => "loss_count",
             StateName::BufferChange(_) => "buffer_change",
@@ -83,16 +90,22 @@ impl StateName {
         }
     }
 
-    /// Whether it is zero between two steps: a sum over the micro-steps of one.
+    /// Whether it says nothing between two steps: a sum over the micro-steps of one, or their number.
     pub fn is_within_step(&self) -> bool {
-        use StateName::{BufferChange, GradSum, LossCount, LossSum};
-        matches!(self, GradSum | LossSum | LossCount | BufferChange(_))
+        use StateName::{BufferChange, GradSum, LossCount, LossSum, MicroStep, Partial};
+        matches!(self, GradSum | LossSum | LossCount | BufferChange(_) | Partial(_) | MicroStep)
+    }
+
+    /// Whether it is a sum over micro-steps, or a part of one; of gradients if it belongs to a parameter.
+    pub fn is_sum(&self) -> bool {
+        matches!(self, StateName::GradSum | StateName::Partial(_))
     }
 
     /// Whether it has one element per parameter element, so that its layout is that of the flat group.
     pub fn is_per_element(&self) -> bool {
-        use StateName::{AdamM, AdamV, Ema, GradSum, LionM, Momentum, MuonMomentum};
-        matches!(self, AdamM | AdamV | Momentum | LionM | MuonMomentum | Ema | GradSum)
+        use StateName::{AdamM, AdamV, Ema, LionM, Momentum, MuonMomentum};
+        let of_optimizer = matches!(self, AdamM | AdamV | Momentum | LionM | MuonMomentum | Ema);
+        of_optimizer || self.is_sum()
     }
 }
 
@@ -102,6 +115,7 @@ impl fmt::Display for StateName {
             StateName::AdafactorV(of) | StateName::BufferChange(of) => {
                 write!(f, "{}.{of}", self.word())
             }
+            StateName::Partial(level) => write!(f, "{}.{level}", self.word()),
             _ => f.write_str(self.word()),
         }
     }
@@ -117,11 +131,14 @@ impl FromStr for StateName {
         if let Some(of) = text.strip_prefix("buffer_change.") {
             return Ok(StateName::BufferChange(of.into()));
         }
+        if let Some(Ok(level)) = text.strip_prefix("partial.").map(str::parse) {
+            return Ok(StateName::Partial(level));
+        }
         PLAIN.into_iter().find(|name| name.word() == text).ok_or_else(|| {
             let words = PLAIN.map(|name| format!("`{}`", name.word())).join(", ");
             format!(
                 "unknown state `{text}`, expected one of {words}, `adafactor_v.PARAMETER`, \
-                 `buffer_change.BUFFER`"
+                 `buffer_change.BUFFER`, `partial.LEVEL`"
             )
         })
     }

@@ -6,6 +6,7 @@
 //! elements. [`Unscale`] removes that factor.
 
 use super::number::by_bits;
+use super::reproducible::DIGITS;
 use super::{Inferred, Linear, OpError, Operation, Precision, arity, float, shape_is};
 use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
@@ -55,19 +56,31 @@ impl Operation for LossScale {
 }
 
 /// `(g…)` → `[number of non-finite elements, sum of squares of all elements]`.
-#[derive(Clone, Copy, Debug)]
-pub struct GradStats;
+///
+/// If `exact`, the sum of squares is exact and in [`DIGITS`](super::reproducible::DIGITS) elements: it depends on no order of
+/// the elements, and sums of such sums are exact too. [`RoundStats`](super::RoundStats) makes one number of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GradStats {
+    /// Whether the sum is exact.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub exact: bool,
+}
 
 impl Operation for GradStats {
     fn examples() -> Vec<Self> {
-        vec![GradStats]
+        vec![GradStats { exact: false }, GradStats { exact: true }]
     }
 
     fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         for ty in inputs {
             float(ty, "gradients")?;
+            if self.exact && ty.dtype == DType::F64 {
+                return Err(OpError::new("an exact sum is of f32 or less"));
+            }
         }
-        Ok(vec![TensorType::new(DType::F32, [2])])
+        let n = if self.exact { 1 + DIGITS } else { 2 };
+        Ok(vec![TensorType::new(DType::F32, [n])])
     }
 
     fn precision(&self) -> Precision {

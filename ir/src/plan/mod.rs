@@ -81,6 +81,10 @@ pub struct Plan {
     /// Whether every run computes the same bits; otherwise libraries may add in any order.
     #[serde(default = "yes", skip_serializing_if = "is_true")]
     pub deterministic: bool,
+    /// Of how many pieces a step is, if it computes the same bits on any number of ranks that divides it: of one micro-batch
+    /// each, in the order of ranks and, within a rank, of micro-steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reproducible: Option<usize>,
     /// Whether examples are shuffled at each epoch.
     #[serde(default)]
     pub shuffle: bool,

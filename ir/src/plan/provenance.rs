@@ -169,12 +169,12 @@ impl Replay<'_> {
     fn first_values(&mut self) {
         let plan = self.plan;
         for group in &plan.groups {
-            let masters = [("param", group.master, 0.0)];
-            let states = group.states.iter().map(|s| (s.name.word(), s.buffer, s.init));
-            let copies = group.copies.iter().map(|c| (c.dtype.name(), c.buffer, 0.0));
+            let masters = [("param".to_string(), group.master, 0.0)];
+            let states = group.states.iter().map(|s| (s.name.to_string(), s.buffer, s.init));
+            let copies = group.copies.iter().map(|c| (c.dtype.to_string(), c.buffer, 0.0));
             for (kind, buffer, init) in masters.into_iter().chain(states).chain(copies) {
                 let mut digest = Digest::new();
-                digest.text(kind);
+                digest.text(&kind);
                 digest.number(init.to_bits());
                 group.gather_dtypes.iter().for_each(|dtype| digest.text(dtype.name()));
                 // Ranks hold parts at other elements: the table stands for all of them.

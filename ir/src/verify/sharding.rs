@@ -81,7 +81,7 @@ fn uses(graph: &Graph, node: &Node, is_sharded: &impl Fn(ValueId) -> bool, repor
     let elementwise =
         is_elementwise(&node.op) || matches!(node.op, Op::OptimizerStep(_) | Op::EmaStep);
     let replicas = matches!(&node.op, Op::AllReduce(op) if op.unit.is_some());
-    if !elementwise && !replicas && !matches!(node.op, Op::GradStats | Op::AllGather(_)) {
+    if !elementwise && !replicas && !matches!(node.op, Op::GradStats(_) | Op::AllGather(_)) {
         report.add(Code::ShardedUse, &node.origin, format!("`{name}` of a sharded value"));
     }
     let shape = &graph.ty(first).shape;

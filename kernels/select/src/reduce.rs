@@ -4,7 +4,7 @@ use crate::assembler::Assembler;
 use crate::routine::elem;
 use crate::source::SourceKernel;
 use crate::source::c_type;
-use frit_ir::ops::{CumSum, Reduce, ReduceFn};
+use frit_ir::ops::{CumSum, GradStats, Reduce, ReduceFn};
 use frit_ir::plan::{Argument, Pointer};
 use frit_ir::{DType, Node, Op, TensorType};
 use frit_kernels::routine::Routine;
@@ -204,7 +204,7 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
             Reduction::new(ReduceFn::Sum, dims, |i| axes.contains(&i))
         }
         Op::CumSum(op) => return running(a, node, op),
-        Op::GradStats => return grad_stats(a, node),
+        Op::GradStats(GradStats { exact: false }) => return grad_stats(a, node),
         _ => return None,
     };
     let (from, to) = (a.read(node.inputs[0])?, a.write(node.outputs[0]));
@@ -254,9 +254,12 @@ pub(super) fn cpu(op: &Op, ins: &[&TensorType], outs: &[&TensorType]) -> Option<
             (Fold::Sum, (0..rank).map(gone).collect())
         }
         Op::CumSum(op) => return cpu_running(op, x),
-        Op::GradStats => {
-            return ins.iter().all(|t| t.dtype == DType::F32).then_some(Routine::GradStats);
+        Op::GradStats(op) => {
+            let routine = if op.exact { Routine::ExactStats } else { Routine::GradStats };
+            return ins.iter().all(|t| t.dtype == DType::F32).then_some(routine);
         }
+        Op::RoundStats => return Some(Routine::RoundStats),
+        Op::TreeSum => return Some(Routine::TreeSum),
         _ => return None,
     };
     let (from, to) = (elem(x.dtype)?, elem(out.dtype)?);

@@ -153,3 +153,20 @@ fn batch_normalization() {
         }
     }
 }
+
+#[test]
+fn reproducible_sums() {
+    let stats = |seed| operand(DType::F32, &[300], seed);
+    check(Op::GradStats(GradStats { exact: true }), &[stats(1), stats(2)]);
+    let digits =
+        eval_op(&Op::GradStats(GradStats { exact: true }), &[&stats(3)], Options::default());
+    let mut values = digits.expect("digits")[0].to_f64s();
+    values.extend([4.0, 5.0]);
+    let n = values.len();
+    check(Op::RoundStats, &[Tensor::floats(DType::F32, [n], values)]);
+    for k in 0..8 {
+        let number = Tensor::ints(DType::I64, frit_ir::Shape::scalar(), vec![k]);
+        let operands = [stats(1), number, stats(2), stats(3), stats(4)];
+        check(Op::TreeSum, &operands);
+    }
+}

@@ -108,6 +108,8 @@ pub struct Loss {
     pub terms: Vec<Term>,
     /// Number of ranks.
     pub world_size: usize,
+    /// Whether nothing may depend on the number of ranks.
+    pub reproducible: bool,
 }
 
 impl Pass for Loss {
@@ -155,6 +157,12 @@ impl Loss {
             let mean = match known {
                 Some(count) => b.scaled(sum, term.weight / count)?,
                 None => {
+                    if self.reproducible {
+                        let what = format!("run.reproducible with the weighted loss {term}");
+                        let help = "its elements are counted over all ranks at once, which depends on their number; use one \
+                            loss of weight 1, or let the model compute the sum and set loss.kind = \"output\"";
+                        return Err(Diagnostic::error(Code::ConfigContradiction, what).help(help));
+                    }
                     let reduce = AllReduce { reduce: ReduceKind::Sum, unit: None, dtype: None };
                     let all = match self.world_size {
                         1 => count,
@@ -269,7 +277,7 @@ mod tests {
         );
         let mut graph = text::parse(&text).expect("parses");
         let term = Term { kind, logits: "y".into(), ..Term::default() };
-        let loss = Loss { terms: vec![term], world_size: 1 };
+        let loss = Loss { terms: vec![term], world_size: 1, reproducible: false };
         loss.run(&mut graph, &mut PassContext::default()).expect("runs");
         capacity(&graph)
     }

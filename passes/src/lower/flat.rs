@@ -4,7 +4,7 @@ use super::groups::PARAM_ALIGNMENT;
 use super::optimizer::Step;
 use super::{Lowering, body, internal};
 use crate::fuse::MAX_INTERFACE;
-use frit_ir::ops::{Cast, FusionKind};
+use frit_ir::ops::{Cast, FusionKind, GradStats};
 use frit_ir::plan::{Action, Arena, BufferClass, GroupId, KernelKind, ParamId, Place, Stream};
 use frit_ir::{DType, Diagnostic, Graph, Node, Op, TensorType, ValueId};
 use std::collections::{BTreeSet, HashMap};
@@ -228,13 +228,13 @@ impl<'a> Lowering<'a> {
     }
 
     /// Statistics of all groups by one kernel; with several ranks those of every group, which need not wait until all are
-    /// reduced, and then their sum.
-    pub(super) fn grad_stats(&mut self, node: &Node) -> Result<(), Diagnostic> {
-        let ty = TensorType::new(DType::F32, [2]);
-        if self.plan.world_size == 1 {
+    /// reduced, and then their sum. An exact sum is of all groups at once: f32 adds the digits of few sums exactly.
+    pub(super) fn grad_stats(&mut self, node: &Node, op: GradStats) -> Result<(), Diagnostic> {
+        let ty = self.graph.ty(node.outputs[0]).clone();
+        if self.plan.world_size == 1 || op.exact {
             let places: Vec<Place> = self.gradient.at.values().cloned().collect();
             let types: Vec<TensorType> = places.iter().map(|p| p.ty.clone()).collect();
-            let body = body::of_op(Op::GradStats, &types)?;
+            let body = body::of_op(Op::GradStats(op), &types)?;
             let total = self.result(node.outputs[0], node);
             let (kind, region) = (KernelKind::Library, FusionKind::RowReduce);
             self.run_kernel(kind, region, body, places, vec![total], node);
@@ -242,7 +242,7 @@ impl<'a> Lowering<'a> {
         }
         let mut parts = Vec::new();
         for (group, place) in self.gradient.at.clone() {
-            let body = body::of_op(Op::GradStats, std::slice::from_ref(&place.ty))?;
+            let body = body::of_op(Op::GradStats(op), std::slice::from_ref(&place.ty))?;
             let name = format!("statistics of group {group}");
             let part = self.workspace(&name, BufferClass::Gradient, ty.clone());
             let (kind, region) = (KernelKind::Library, FusionKind::RowReduce);

@@ -2,9 +2,11 @@
 //! micro-steps, in the order that the graph has for every parameter. Operations that the graph has per parameter are
 //! emitted per group, at the last of its parameters.
 
-use super::{Lowering, in_place, internal};
-use frit_ir::ops::{BinaryFn, Expand, ReduceKind, ScaledCast, StateName, reduction_factors};
-use frit_ir::plan::{Action, BufferClass, GradientSpec, GroupId, Place, Stream};
+use super::{Lowering, body, in_place, internal};
+use frit_ir::ops::{
+    BinaryFn, Expand, FusionKind, ReduceKind, ScaledCast, StateName, reduction_factors,
+};
+use frit_ir::plan::{Action, BufferClass, GradientSpec, GroupId, KernelKind, Place, Stream};
 use frit_ir::{DType, Diagnostic, Node, Op, Region, TensorType, ValueId};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -123,16 +125,19 @@ impl<'a> Lowering<'a> {
     }
 
     pub(super) fn is_grad_sum(&self, node: &Node) -> bool {
-        matches!(node.op, Op::Binary(BinaryFn::Add))
+        matches!(node.op, Op::Binary(BinaryFn::Add) | Op::TreeSum)
             && node.inputs.iter().any(|v| self.is_grad_sum_state(*v))
     }
 
     fn is_grad_sum_state(&self, value: ValueId) -> bool {
-        matches!(&self.graph.def(value).op, Op::State(s) if s.name == StateName::GradSum)
+        matches!(&self.graph.def(value).op, Op::State(s) if s.name.is_sum() && s.of.is_some())
     }
 
     fn addend(&self, node: &Node) -> ValueId {
-        node.inputs[usize::from(self.is_grad_sum_state(node.inputs[0]))]
+        match node.op {
+            Op::TreeSum => node.inputs[0],
+            _ => node.inputs[usize::from(self.is_grad_sum_state(node.inputs[0]))],
+        }
     }
 
     pub(super) fn unit_name(&self, group: GroupId) -> String {
@@ -238,11 +243,11 @@ impl<'a> Lowering<'a> {
     fn narrowed(
         &mut self,
         group: GroupId,
-        (dtype, ranks): (Option<DType>, usize),
+        (reduce, dtype, ranks): (ReduceKind, Option<DType>, usize),
         node: &Node,
     ) -> Result<(Place, ReduceKind), Diagnostic> {
         let place = self.gradient_at(group, node)?;
-        let Some(dtype) = dtype else { return Ok((place, ReduceKind::Mean)) };
+        let Some(dtype) = dtype else { return Ok((place, reduce)) };
         let factors = reduction_factors(dtype, ranks);
         let (before, after) = factors.unwrap_or((1.0, 1.0));
         let name = format!("{} gradient in {dtype}", self.unit_name(group));
@@ -250,7 +255,7 @@ impl<'a> Lowering<'a> {
         let op = Op::ScaledCast(ScaledCast { to: dtype, factor: before });
         self.flat_kernel(op, vec![place], vec![narrow.clone()], node)?;
         self.gradient.after.insert(group, after);
-        let reduce = if factors.is_some() { ReduceKind::Sum } else { ReduceKind::Mean };
+        let reduce = if factors.is_some() { ReduceKind::Sum } else { reduce };
         Ok((narrow, reduce))
     }
 
@@ -259,7 +264,7 @@ impl<'a> Lowering<'a> {
             return Err(internal("no reduce-scatter").at(&node.origin));
         };
         let ranks = self.plan.groups[group].shards();
-        let (send, reduce) = self.narrowed(group, (op.dtype, ranks), node)?;
+        let (send, reduce) = self.narrowed(group, (op.reduce, op.dtype, ranks), node)?;
         let unit = self.unit_name(group);
         let ty = self.part(group, send.ty.dtype);
         let recv = self.workspace(&format!("{unit} gradient shard"), BufferClass::Gradient, ty);
@@ -275,7 +280,7 @@ impl<'a> Lowering<'a> {
             return Err(internal("no all-reduce").at(&node.origin));
         };
         let ranks = self.plan.world_size / self.plan.groups[group].shards();
-        let (place, reduce) = self.narrowed(group, (op.dtype, ranks), node)?;
+        let (place, reduce) = self.narrowed(group, (op.reduce, op.dtype, ranks), node)?;
         let (send, recv) = (place.clone(), place.clone());
         let action = Action::AllReduce { group: Some(group), reduce, send, recv };
         let label = format!("all_reduce {}", self.unit_name(group));
@@ -287,12 +292,39 @@ impl<'a> Lowering<'a> {
     /// Adds the gradient of this micro-step to the sum.
     fn accumulate(&mut self, group: GroupId, node: &Node) -> Result<(), Diagnostic> {
         let place = self.gradient_at(group, node)?;
+        if let Op::TreeSum = node.op {
+            return self.accumulate_in_tree(group, place, node);
+        }
         let sum = self.plan.groups[group].states.iter().find(|s| s.name == StateName::GradSum);
         let sum = sum.ok_or_else(|| internal("a group has no sum of gradients"))?.buffer;
         let to = Place { buffer: sum, offset: 0, ty: place.ty.clone() };
         let (op, reads) = (Op::Binary(BinaryFn::Add), vec![to.clone(), place]);
         self.flat_kernel(op, reads, vec![to.clone()], node)?;
         self.gradient.at.insert(group, to);
+        Ok(())
+    }
+
+    /// The same in a binary tree. The last micro-step leaves the sum at the first level.
+    fn accumulate_in_tree(
+        &mut self,
+        group: GroupId,
+        place: Place,
+        node: &Node,
+    ) -> Result<(), Diagnostic> {
+        let mut levels = Vec::new();
+        for level in 0..node.outputs.len() {
+            let name = StateName::Partial(level);
+            let state = self.plan.groups[group].states.iter().find(|s| s.name == name);
+            let state = state.ok_or_else(|| internal("a group lacks a level of its sum"))?;
+            levels.push(Place { buffer: state.buffer, offset: 0, ty: place.ty.clone() });
+        }
+        let mut reads = vec![place, self.place(node.inputs[1])?];
+        reads.extend(levels.iter().cloned());
+        let types: Vec<TensorType> = reads.iter().map(|p| p.ty.clone()).collect();
+        let body = body::of_op(Op::TreeSum, &types)?;
+        self.gradient.at.insert(group, levels[0].clone());
+        let (kind, region) = (KernelKind::Library, FusionKind::Pointwise);
+        self.run_kernel(kind, region, body, reads, levels, node);
         Ok(())
     }
 

@@ -212,9 +212,9 @@ impl Lowering<'_> {
                 group.param_offsets = Some(self.buffer(&label, Arena::Persistent, class, bytes));
             }
             for (name, init, is_part) in states.clone() {
-                let class = match name {
-                    StateName::GradSum => BufferClass::Gradient,
-                    _ => BufferClass::OptimizerState,
+                let class = match name.is_sum() {
+                    true => BufferClass::Gradient,
+                    false => BufferClass::OptimizerState,
                 };
                 let label = format!("{} {name}", self.plan.units[unit].name);
                 // Gradients that are reduced after the last micro-step are summed unsharded.

@@ -67,6 +67,8 @@ pub struct LowerOptions<'a> {
     pub deterministic: bool,
     /// Micro-steps per step.
     pub accumulation: usize,
+    /// See [`Plan::reproducible`].
+    pub reproducible: Option<usize>,
     /// Ranks among which one copy of the sharded state is divided.
     pub shards: usize,
     /// Whether sharded parameters are gathered once per step, before its micro-steps.
@@ -279,6 +281,7 @@ impl<'a> Lowering<'a> {
             compute_dtype: options.compute_dtype,
             seed: options.seed,
             deterministic: options.deterministic,
+            reproducible: options.reproducible,
             shuffle: false,
             drop_last: true,
             validation: None,
@@ -402,7 +405,7 @@ impl<'a> Lowering<'a> {
             Op::ReduceScatter(_) => self.gradient_step(node),
             Op::AllReduce(r) if r.unit.is_some() => self.gradient_step(node),
             Op::AllReduce(r) => self.reduce_statistics(node, r.reduce),
-            Op::GradStats => self.grad_stats(node),
+            Op::GradStats(op) => self.grad_stats(node, *op),
             Op::OptimizerStep(_) => self.optimizer_step(node),
             Op::EmaStep => self.ema_step(node),
             _ if self.is_grad_sum(node) => self.gradient_step(node),

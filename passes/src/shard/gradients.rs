@@ -2,9 +2,7 @@
 
 use super::{INFO, Mesh, replace_operand};
 use crate::pass::bug;
-use frit_ir::ops::{
-    AllReduce, BinaryFn, Constant, ParamKind, ReduceKind, ReduceScatter, StateName,
-};
+use frit_ir::ops::{AllReduce, BinaryFn, Constant, ParamKind, ReduceKind, ReduceScatter};
 use frit_ir::plan::UnitId;
 use frit_ir::{Code, DType, Diagnostic, Graph, NodeId, Op, OutputKind, Region, Tensor, ValueId};
 use std::collections::HashMap;
@@ -30,10 +28,10 @@ pub(super) fn reduce(graph: &mut Graph, mesh: Mesh, dtype: DType) -> Result<(), 
         let unit = units[&name];
         let mut steps = Vec::new();
         if mesh.shards > 1 {
-            steps.push(Op::ReduceScatter(ReduceScatter { unit, dtype }));
+            steps.push(Op::ReduceScatter(ReduceScatter { reduce: mesh.reduce, unit, dtype }));
         }
         if mesh.replicas > 1 {
-            let (reduce, unit) = (ReduceKind::Mean, Some(unit));
+            let (reduce, unit) = (mesh.reduce, Some(unit));
             steps.push(Op::AllReduce(AllReduce { reduce, unit, dtype }));
         }
         let raw = accumulated(graph, value);
@@ -65,7 +63,7 @@ pub(super) fn reduce(graph: &mut Graph, mesh: Mesh, dtype: DType) -> Result<(), 
         let node = graph.node(id);
         let names: Vec<String> = match (owner_of(graph, id), &node.op) {
             (Some(name), _) => vec![name; node.inputs.len()],
-            (None, Op::GradStats) => gradient_names(graph),
+            (None, Op::GradStats(_)) => gradient_names(graph),
             (None, _) => continue,
         };
         let inputs: Vec<ValueId> = node
@@ -86,14 +84,15 @@ pub(super) fn reduce(graph: &mut Graph, mesh: Mesh, dtype: DType) -> Result<(), 
     Ok(())
 }
 
-/// The gradient of this micro-step, if `value` is its sum with the state `grad_sum`.
+/// The gradient of this micro-step, if `value` is its sum with state.
 fn accumulated(graph: &Graph, value: ValueId) -> Option<ValueId> {
     let node = graph.def(value);
-    let state = node
-        .inputs
-        .iter()
-        .position(|v| matches!(&graph.def(*v).op, Op::State(s) if s.name == StateName::GradSum))?;
-    (node.inputs.len() == 2).then(|| node.inputs[1 - state])
+    let is_sum = |v: &ValueId| matches!(&graph.def(*v).op, Op::State(s) if s.name.is_sum());
+    let state = node.inputs.iter().position(is_sum)?;
+    match node.op {
+        Op::TreeSum => Some(node.inputs[0]),
+        _ => (node.inputs.len() == 2).then(|| node.inputs[1 - state]),
+    }
 }
 
 /// The parameter whose optimizer step or gradient accumulation this node is.
@@ -105,7 +104,7 @@ fn owner_of(graph: &Graph, id: NodeId) -> Option<String> {
         return Some(p.name.clone());
     }
     node.inputs.iter().find_map(|v| match &graph.def(*v).op {
-        Op::State(s) if s.name == StateName::GradSum => s.of.clone(),
+        Op::State(s) if s.name.is_sum() => s.of.clone(),
         _ => None,
     })
 }
@@ -128,7 +127,10 @@ pub(super) fn reduce_statistics(graph: &mut Graph, mesh: Mesh) -> Result<(), Dia
     else {
         return Ok(());
     };
-    let stats = graph.node(unscale).inputs[0];
+    let mut stats = graph.node(unscale).inputs[0];
+    if let Op::RoundStats = graph.def(stats).op {
+        stats = graph.def(stats).inputs[0];
+    }
     let sum = Op::AllReduce(AllReduce { reduce: ReduceKind::Sum, unit: None, dtype: None });
     let origin = graph.node(unscale).origin.by(INFO.name);
     let add = |graph: &mut Graph, op: Op, inputs: &[ValueId]| {

@@ -20,7 +20,7 @@ pub mod units;
 
 use crate::loss::evaluation::STATISTICS;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
-use frit_ir::ops::{AllGather, AllReduce, ReduceKind, StateName};
+use frit_ir::ops::{AllGather, AllReduce, ReduceKind};
 use frit_ir::pattern;
 use frit_ir::plan::{Strategy, TiSlice, TiVec, UnitId, UnitSpec};
 use frit_ir::{Code, DType, Diagnostic, Graph, NodeId, Op, OutputKind, Region, ValueId, nearest};
@@ -62,6 +62,9 @@ pub struct Shard {
     pub reshard_after_forward: Vec<Reshard>,
     /// Whether gradients are only reduced once all micro-steps are accumulated.
     pub no_sync: bool,
+    /// Whether the step is the same on any number of ranks: gradients are summed, and an evaluation leaves its statistics to those
+    /// who add those of all batches in order.
+    pub reproducible: bool,
     /// The dtype in which ranks exchange gradients.
     pub reduce_dtype: DType,
     /// Parameters that are gathered in one collective regardless of their units; see [`small`].
@@ -111,6 +114,7 @@ impl Pass for Shard {
             shards,
             replicas: self.world_size / shards,
             sync: !self.no_sync && self.strategy != Strategy::ShardOptimizer,
+            reduce: if self.reproducible { ReduceKind::Sum } else { ReduceKind::Mean },
         };
         if mesh.shards > 1 {
             mark_sharded(graph, mesh.sync);
@@ -118,7 +122,9 @@ impl Pass for Shard {
         }
         gradients::reduce(graph, mesh, self.reduce_dtype)?;
         gradients::reduce_statistics(graph, mesh)?;
-        reduce_evaluation(graph)?;
+        if !self.reproducible {
+            reduce_evaluation(graph)?;
+        }
         graph.remove_dead();
         graph
             .sort()
@@ -173,6 +179,8 @@ struct Mesh {
     replicas: usize,
     /// Whether gradients are scattered in every micro-step.
     sync: bool,
+    /// How gradients are combined.
+    reduce: ReduceKind,
 }
 
 /// Marks parameters that belong to a unit, and their state, as sharded; sums of gradients only if they are
@@ -181,7 +189,7 @@ fn mark_sharded(graph: &mut Graph, sync: bool) {
     for id in graph.order().to_vec() {
         match &mut graph.node_mut(id).op {
             Op::Param(p) => p.sharded = p.unit.is_some(),
-            Op::State(s) => s.sharded = s.of.is_some() && (sync || s.name != StateName::GradSum),
+            Op::State(s) => s.sharded = s.of.is_some() && (sync || !s.name.is_sum()),
             _ => {}
         }
     }

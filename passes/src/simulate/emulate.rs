@@ -126,7 +126,7 @@ fn retime(plan: &Plan, cluster: &Cluster, emulation: Emulation, tasks: &[Task], 
         if is_padding(body) {
             job.seconds = 0.0;
         }
-        if let Some((_, node)) = body.nodes().find(|(_, n)| matches!(n.op, Op::GradStats)) {
+        if let Some((_, node)) = body.nodes().find(|(_, n)| matches!(n.op, Op::GradStats(_))) {
             let bytes = node.inputs.iter().map(|v| body.ty(*v).bytes() as u64).sum();
             job.seconds = before_the_optimizer(plan, &cluster.device, bytes);
         }

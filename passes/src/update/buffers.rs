@@ -14,9 +14,9 @@ use std::collections::{BTreeMap, HashMap};
 
 /// A buffer of the model that the forward pass updates.
 pub(super) struct Buffer {
-    name: String,
-    old: ValueId,
-    new: ValueId,
+    pub(super) name: String,
+    pub(super) old: ValueId,
+    pub(super) new: ValueId,
 }
 
 /// The buffers that a forward graph carries.
@@ -70,12 +70,12 @@ impl Update {
         let zero = Op::Constant(Constant { value: Tensor::scalar(0.0) });
         let zero = b.update(zero, &[])?[0];
         let skipped = b.update(Op::Compare(CompareFn::Ne), &[found_inf, zero])?[0];
-        if self.world_size > 1 {
+        if self.world_size > 1 && !self.reproducible {
             average(b, buffers, &mut staged)?;
         }
         for (Buffer { name, old, new }, mut next) in buffers.iter().zip(staged) {
             b.origin = b.graph.def(*new).origin.by(INFO.name);
-            if self.accumulation > 1 {
+            if self.accumulation > 1 && !self.reproducible {
                 next = b.update(Op::Binary(BinaryFn::Add), &[*old, next])?[0];
             }
             let next = b.update(Op::Select, &[skipped, *old, next])?[0];
@@ -114,7 +114,7 @@ fn average(b: &mut Emit<'_>, buffers: &[Buffer], values: &mut [ValueId]) -> Resu
 }
 
 /// Whether a value is computed only from reduced values and from state that is equal on all ranks.
-fn is_rank_uniform(graph: &Graph, value: ValueId) -> bool {
+pub(super) fn is_rank_uniform(graph: &Graph, value: ValueId) -> bool {
     let mut open = vec![value];
     while let Some(value) = open.pop() {
         let node = graph.def(value);

@@ -14,11 +14,12 @@
 mod buffers;
 mod groups;
 mod muon;
+mod reproducible;
 
 use crate::loss_scale::LossScaling;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use frit_ir::ops::{
-    BinaryFn, Cast, Concat, Constant, Hyper, LearningRate, MuonRule, Op, OptimizerKind,
+    BinaryFn, Cast, Concat, Constant, GradStats, Hyper, LearningRate, MuonRule, Op, OptimizerKind,
     OptimizerStep, ParamKind, Reshape, ScheduleKind, Split, State, StateName, UpdateLossScale,
     statistics_dtype, training,
 };
@@ -64,6 +65,8 @@ pub struct Update {
     pub capacity: f64,
     /// Number of ranks (N).
     pub world_size: usize,
+    /// Whether the step is the same for every A and N of one product; see [`reproducible`].
+    pub reproducible: bool,
 }
 
 impl Pass for Update {
@@ -119,6 +122,7 @@ impl Pass for Update {
                 Region::Update,
             )?,
         };
+        let micro_step = self.micro_step(&mut b)?;
         let mut gradients = Vec::with_capacity(names.len());
         for (name, value) in names {
             let param = *params.get(&name).ok_or_else(|| {
@@ -130,15 +134,24 @@ impl Pass for Update {
             b.origin = b.graph.def(param).origin.by(INFO.name);
             let dtype = statistics_dtype(b.graph.ty(param).dtype);
             let value = b.cast(value, dtype, Region::Backward)?;
-            let value = self.accumulate(&mut b, &StateName::GradSum, Some(&name), value)?;
+            let value = match micro_step {
+                Some(k) => self.tree_sum(&mut b, k, Some(&name), value)?,
+                None => self.accumulate(&mut b, &StateName::GradSum, Some(&name), value)?,
+            };
             b.graph.add_output(&name, value, OutputKind::Gradient);
             gradients.push((name, param, value));
         }
         b.origin = Origin::none().by(INFO.name);
-        let loss = b.cast(loss, DType::F32, Region::Backward)?;
-        let loss = self.accumulate(&mut b, &StateName::LossSum, None, loss)?;
-        let count = b.cast(count, DType::F32, Region::Backward)?;
-        let count = self.accumulate(&mut b, &StateName::LossCount, None, count)?;
+        let mut loss = b.cast(loss, DType::F32, Region::Backward)?;
+        let mut count = b.cast(count, DType::F32, Region::Backward)?;
+        let mut staged = vec![];
+        if self.reproducible {
+            ([loss, count], staged) =
+                self.piecewise(&mut b, micro_step, [loss, count], &buffers)?;
+        } else {
+            loss = self.accumulate(&mut b, &StateName::LossSum, None, loss)?;
+            count = self.accumulate(&mut b, &StateName::LossCount, None, count)?;
+        }
         if let Some(rng) = rng {
             // The next micro-step draws other masks.
             let value = Tensor::ints(DType::I64, [5], vec![0, 0, 1, 0, 0]);
@@ -146,7 +159,9 @@ impl Pass for Update {
             let next = b.add(Op::Binary(BinaryFn::Add), &[rng, one], Region::Backward)?[0];
             b.carry(&StateName::Rng, None, next, rng);
         }
-        let staged = self.stage(&mut b, &buffers)?;
+        if !self.reproducible {
+            staged = self.stage(&mut b, &buffers)?;
+        }
         b.origin = Origin::none().by(INFO.name);
         let found_inf = self.emit_update(&mut b, scale, (&gradients, &kinds), (loss, count))?;
         self.commit(&mut b, &buffers, staged, found_inf)?;
@@ -181,11 +196,13 @@ impl Update {
         (loss, count): (ValueId, ValueId),
     ) -> Result<ValueId, Diagnostic> {
         let values: Vec<ValueId> = gradients.iter().map(|g| g.2).collect();
-        let stats = b.update(Op::GradStats, &values)?[0];
+        let exact = self.reproducible;
+        let stats = b.update(Op::GradStats(GradStats { exact }), &values)?[0];
         let one = Op::Reshape(Reshape { shape: Shape::from([1]) });
         let count_1 = b.update(one.clone(), &[count])?[0];
         let loss_1 = b.update(one, &[loss])?[0];
         let all = b.update(Op::Concat(Concat { axis: 0 }), &[stats, count_1, loss_1])?[0];
+        let all = if exact { b.update(Op::RoundStats, &[all])?[0] } else { all };
         let clip = self.hyper(b, "optimizer.clip_grad_norm")?;
         let capacity = self.capacity * (self.accumulation * self.world_size) as f64;
         let unscaled =

@@ -4,8 +4,8 @@
 //! P202  every gathered group is read before it is overwritten or, unless it stays gathered, the
 //!       phase ends
 //! P203  every trainable group is reduced by one reduce-scatter if it is sharded, and by one
-//!       all-reduce if it has replicas, each as a mean; in f16 as a sum, whose division P308
-//!       checks
+//!       all-reduce if it has replicas, each as a mean; in f16, and in reproducible
+//!       plans, as a sum, whose division P308 checks
 //! P204  frozen groups are not reduced
 //! P205  collectives of one kind run on one stream
 //! P206  a gather among some of the ranks reads the parts they kept: a split, over that number of
@@ -17,8 +17,9 @@ use frit_ir::plan::{Action, Arena, BufferId, GroupId, Place, Plan, Stream, TaskI
 use frit_ir::{Code, DType, Diagnostic};
 
 /// How gradients are combined that are exchanged in this dtype.
-fn expected(send: &Place) -> ReduceKind {
-    if send.ty.dtype == DType::F16 { ReduceKind::Sum } else { ReduceKind::Mean }
+fn expected(plan: &Plan, send: &Place) -> ReduceKind {
+    let is_sum = plan.reproducible.is_some() || send.ty.dtype == DType::F16;
+    if is_sum { ReduceKind::Sum } else { ReduceKind::Mean }
 }
 
 pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
@@ -54,10 +55,10 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                 continue;
             }
             Action::ReduceScatter { group, reduce, send, .. } => {
-                (Some(*group), *reduce == expected(send), true)
+                (Some(*group), *reduce == expected(plan, send), true)
             }
             Action::AllReduce { group, reduce, send, .. } => {
-                (*group, *reduce == expected(send), false)
+                (*group, *reduce == expected(plan, send), false)
             }
             _ => continue,
         };
@@ -80,7 +81,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                 plan,
                 Code::ReductionMissing,
                 i,
-                "gradients are summed, not averaged".into(),
+                "gradients are not combined as declared".into(),
             ));
         }
     }

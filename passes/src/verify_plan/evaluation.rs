@@ -2,7 +2,7 @@
 //!
 //! P401  an evaluation writes nothing that outlives the phase except its outputs and statistics
 //! P402  every output and all statistics are written completely
-//! P403  with several ranks, the statistics are summed over ranks exactly once
+//! P403  with several ranks, the statistics are summed over ranks exactly once, or never if the plan is reproducible
 //! P404  no dropout mask is drawn
 
 use super::{broken, training};
@@ -51,7 +51,9 @@ pub(super) fn verify(plan: &Plan, eval: &EvalSpec, found: &mut Vec<Diagnostic>) 
             found.push(Diagnostic::error(Code::EvaluationIncomplete, message));
         }
     }
-    let expected = usize::from(eval.statistics.is_some() && plan.world_size > 1);
+    // Those of a reproducible plan are added by who runs it, batch by batch.
+    let by_ranks = plan.world_size > 1 && plan.reproducible.is_none();
+    let expected = usize::from(eval.statistics.is_some() && by_ranks);
     if sums != expected {
         let message = format!("statistics are summed over ranks {sums} times, not {expected}");
         found.push(Diagnostic::error(Code::EvaluationSums, message));

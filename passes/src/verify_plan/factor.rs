@@ -9,18 +9,22 @@
 //! cotangents: it has the same factor and remains to be reduced. Every such mean of the micro-step permits one mean of cotangents of its
 //! type.
 //!
+//! The sum of a reproducible plan over micro-steps is followed level by level: all micro-steps are replayed, each with its number.
+//!
 //! P105  bytes are read in the dtype in which they were written, and parameters in their stored
 //!       dtype
 //! P308  gradients that are clipped or read by the optimizer have exactly the factor 1 / (C·A·N)
 //! P309  a scaled value is used only linearly, and added only to values with the same factor
-//! P310  a gradient sums every micro-step of this step exactly once, and all ranks exactly once
+//! P310  a gradient sums every micro-step of this step exactly once, and all ranks exactly once; a sum in a tree adds neighbors
+//!       of equal size
 //! P311  the statistics that decide whether to skip the step, and the sums that scale it, count
 //!       every gradient element exactly once over all ranks
 
 use super::broken;
+use frit_ir::ops::reproducible::MAX_PIECES;
 use frit_ir::ops::{Adafactor, AdafactorPart, BinaryFn, Linear, ReduceKind, StateName};
 use frit_ir::plan::{
-    Action, Arena, Buffer, Kernel, KernelId, Phase, PhaseName, Place, Plan, TaskId,
+    Action, Arena, Buffer, BufferId, Kernel, KernelId, Phase, PhaseName, Place, Plan, TaskId,
 };
 use frit_ir::{Code, DType, Diagnostic, Graph, Node, Op, Region, TensorType, ValueId};
 use rangemap::RangeMap;
@@ -28,7 +32,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 /// Micro-steps of a step that are replayed: enough to see a second one and one that is neither first
-/// nor last.
+/// nor last. Those of a reproducible plan are all replayed.
 const MICRO_STEPS: usize = 3;
 
 /// How a value depends on the loss.
@@ -40,10 +44,12 @@ enum Value {
     Free,
     /// `scale × factor ×` the derivative of the loss sums of these micro-steps (a bit each), summed over this
     /// many ranks.
-    Scaled { factor: f64, micro_steps: u64, ranks: usize },
+    Scaled { factor: f64, micro_steps: u128, ranks: usize },
     /// Sums over gradient elements, of which each counts `weight` times; what a rank holds is of one of
     /// `shards` parts.
     Statistics { weight: f64, shards: usize },
+    /// The number of a micro-step of this step.
+    Number(usize),
 }
 
 /// Why a value is not linear in the loss.
@@ -55,6 +61,8 @@ const UNEQUAL: Problem = "adds gradients of different factors";
 const FREE: Problem = "adds a scaled gradient to a value that is not scaled";
 const TWICE: Problem = "reduces over ranks a value that is already reduced";
 const STATISTICS: Problem = "combines statistics that count elements differently";
+const TREE: Problem = "does not add equally many micro-steps that follow each other";
+const NUMBER: Problem = "is not given the number of the micro-step";
 
 /// The sum of two values.
 fn sum(a: Value, b: Value) -> Result<Value, Problem> {
@@ -110,13 +118,15 @@ fn node(node: &Node, values: &[Value], micro_step: u32) -> Result<Value, Problem
         }
         op if values.iter().any(statistics) => match (op, values) {
             (Op::Concat(_) | Op::Binary(BinaryFn::Add), _) => added(values.iter()),
-            (Op::Reshape(_) | Op::Slice(_) | Op::Split(_), [value]) => Ok(*value),
+            (Op::Reshape(_) | Op::Slice(_) | Op::Split(_) | Op::RoundStats, [value]) => Ok(*value),
             // The decision itself; its operand is judged where it is read.
             (Op::Unscale(_), _) => Ok(Value::Free),
             _ => Err(STATISTICS),
         },
         // The decision whether to step, and the step itself: their operands are checked where they are read.
-        Op::GradStats | Op::OptimizerStep(_) | Op::MuonMomentum(_) | Op::EmaStep => Ok(Value::Free),
+        Op::GradStats(_) | Op::OptimizerStep(_) | Op::MuonMomentum(_) | Op::EmaStep => {
+            Ok(Value::Free)
+        }
         Op::Constant(c) => {
             Ok(if c.value.as_splat() == Some(0.0) { Value::Zero } else { Value::Free })
         }
@@ -158,7 +168,9 @@ struct Replay<'a> {
     arenas: [Map; 3],
     micro_step: u32,
     /// Micro-steps since the last update.
-    current: u64,
+    current: u128,
+    /// Where the number of the micro-step is.
+    number: Option<BufferId>,
     /// Results by kernel and operands, within one micro-step.
     results: HashMap<(KernelId, String), Results>,
     /// Types of activations that this micro-step averaged over ranks, less those of averaged cotangents.
@@ -173,6 +185,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
         arenas: Default::default(),
         micro_step: 0,
         current: 0,
+        number: plan.states.iter().find(|s| s.name == StateName::MicroStep).map(|s| s.buffer),
         results: HashMap::new(),
         averaged: Vec::new(),
         found: Vec::new(),
@@ -185,15 +198,19 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
         for copy in &group.copies {
             replay.hold(&plan.buffers[copy.buffer], Value::Free, Some(copy.dtype));
         }
-        for state in group.states.iter().filter(|s| s.name == StateName::GradSum) {
+        for state in group.states.iter().filter(|s| s.name.is_sum()) {
             replay.hold(&plan.buffers[state.buffer], Value::Zero, None);
         }
     }
+    if let Some(number) = replay.number {
+        replay.hold(&plan.buffers[number], Value::Number(0), None);
+    }
+    let most = plan.reproducible.map_or(MICRO_STEPS, |pieces| pieces.min(MAX_PIECES));
     // Twice, so that what one step leaves behind for the next is seen too.
     for _ in 0..2 {
         for phase in &plan.phases {
             let micro = phase.name == PhaseName::MicroStep;
-            let runs = if micro { plan.accumulation.min(MICRO_STEPS) } else { 1 };
+            let runs = if micro { plan.accumulation.min(most) } else { 1 };
             for _ in 0..runs {
                 if micro {
                     replay.current |= 1 << replay.micro_step;
@@ -235,7 +252,10 @@ impl Replay<'_> {
     fn task(&mut self, i: TaskId) -> Option<()> {
         let plan = self.plan;
         match &plan.tasks[i].action {
-            Action::Zero { places } => places.iter().for_each(|p| self.write(p, Value::Zero)),
+            Action::Zero { places } => places.iter().for_each(|p| {
+                let is_number = Some(p.buffer) == self.number;
+                self.write(p, if is_number { Value::Number(0) } else { Value::Zero });
+            }),
             Action::Copy { from, to } | Action::Reshard { from, to, .. } => {
                 let value = self.read(i, from)?;
                 self.write(to, value);
@@ -276,7 +296,10 @@ impl Replay<'_> {
                 let runs = |wanted: fn(&Op) -> bool| {
                     plan.kernels[*kernel].body.nodes().any(|(_, n)| wanted(&n.op))
                 };
-                if runs(|op| matches!(op, Op::GradStats)) {
+                if runs(|op| matches!(op, Op::TreeSum)) {
+                    return self.tree_sum(i, &values, writes);
+                }
+                if runs(|op| matches!(op, Op::GradStats(_))) {
                     let value = self.statistics_of(i, reads, 1.0)?;
                     writes.iter().for_each(|place| self.write(place, value));
                     return Some(());
@@ -332,6 +355,43 @@ impl Replay<'_> {
         }
     }
 
+    /// Adds the operand of this micro-step to a sum in a binary tree: level by level to what waits there, which must be of as many
+    /// micro-steps, those just before.
+    fn tree_sum(&mut self, i: TaskId, values: &[Value], writes: &[Place]) -> Option<()> {
+        let [operand, number, levels @ ..] = values else { return self.misplaced(i, TREE) };
+        let k = (self.current.count_ones() as usize).saturating_sub(1);
+        if *number != Value::Number(k) {
+            return self.misplaced(i, NUMBER);
+        }
+        let merged = (k.trailing_ones() as usize).min(levels.len());
+        let mut sum = *operand;
+        // The micro-steps in the sum, and those of the level that waits for it.
+        let mut these = 1u128 << self.micro_step;
+        for (level, waiting) in levels[..merged].iter().enumerate() {
+            let before = these >> (1u32 << level);
+            sum = match (sum, *waiting) {
+                (
+                    Value::Scaled { factor, micro_steps: a, ranks },
+                    Value::Scaled { factor: f, micro_steps: b, ranks: r },
+                ) if (f, r) == (factor, ranks) && (a, b) == (these, before) => {
+                    Value::Scaled { factor, micro_steps: a | b, ranks }
+                }
+                (Value::Free, Value::Free) => Value::Free,
+                (Value::Zero, Value::Zero) => Value::Zero,
+                _ => return self.misplaced(i, TREE),
+            };
+            these |= before;
+        }
+        if matches!(sum, Value::Scaled { micro_steps, .. } if micro_steps != these) {
+            return self.misplaced(i, TREE);
+        }
+        let to = if merged == levels.len() { 0 } else { merged };
+        for (level, place) in writes.iter().enumerate() {
+            self.write(place, if level == to { sum } else { *levels.get(level)? });
+        }
+        Some(())
+    }
+
     /// The statistics of gradients of groups that are sharded alike, each element times `weight`.
     fn statistics_of(&mut self, i: TaskId, reads: &[Place], weight: f64) -> Option<Value> {
         let plan = self.plan;
@@ -374,7 +434,7 @@ impl Replay<'_> {
         }
         for (_, node) in kernel.body.nodes() {
             let gradients = match &node.op {
-                Op::GradStats => &node.inputs[..],
+                Op::GradStats(_) => &node.inputs[..],
                 Op::OptimizerStep(_) | Op::Adafactor(_) => &node.inputs[1..2],
                 Op::MuonMomentum(_) => &node.inputs[..1],
                 _ => continue,
@@ -394,7 +454,7 @@ impl Replay<'_> {
         let (factor, micro_steps, ranks) = match gradient {
             // No loss element reaches it in this step.
             Value::Zero => return Some(()),
-            Value::Free | Value::Statistics { .. } => (0.0, 0, 1),
+            Value::Free | Value::Statistics { .. } | Value::Number(_) => (0.0, 0, 1),
             Value::Scaled { factor, micro_steps, ranks } => (factor, micro_steps, ranks),
         };
         let (code, message) = if (factor * n as f64 - 1.0).abs() > 1e-9 {
@@ -422,6 +482,11 @@ impl Replay<'_> {
     fn problem(&mut self, i: TaskId, problem: Problem, name: &str) -> Option<()> {
         let what = if name.is_empty() { String::new() } else { format!("`{name}` ") };
         self.found.push(broken(self.plan, Code::ScaledUse, i, format!("{what}{problem}")));
+        None
+    }
+
+    fn misplaced(&mut self, i: TaskId, problem: Problem) -> Option<()> {
+        self.found.push(broken(self.plan, Code::SummedSteps, i, problem.into()));
         None
     }
 
@@ -495,6 +560,9 @@ fn body(body: &Graph, operands: &[Value], micro_step: u32) -> Results {
             {
                 weighted(body, n, &inputs).map_err(|problem| (problem, n.op.name()))?
             }
+            Op::Binary(BinaryFn::Add) if inputs.iter().any(|v| matches!(v, Value::Number(_))) => {
+                next(body, n, &inputs)
+            }
             op => node(n, &inputs, micro_step).map_err(|problem| (problem, op.name()))?,
         };
         values.extend(n.outputs.iter().map(|v| (*v, value)));
@@ -504,6 +572,17 @@ fn body(body: &Graph, operands: &[Value], micro_step: u32) -> Results {
         }
     }
     Ok(body.outputs.iter().map(|o| values[&o.value]).collect())
+}
+
+/// The number of a micro-step and one; anything else that is made of it is not followed.
+fn next(body: &Graph, node: &Node, values: &[Value]) -> Value {
+    for (i, value) in values.iter().enumerate() {
+        let other = node.inputs.get(1 - i).and_then(|v| body.constant(*v));
+        if let (Value::Number(k), Some(1.0)) = (value, other.and_then(|c| c.as_splat())) {
+            return Value::Number(k + 1);
+        }
+    }
+    Value::Free
 }
 
 /// Statistics times a constant.

@@ -3,7 +3,8 @@
 //! P107  a task's results overlap neither its operands nor each other, unless a result covers
 //!       exactly one operand and the kernel reads each element only to write the same one (an
 //!       optimizer step, a sum or another elementwise operation of equal shapes, a matrix to which a
-//!       GEMM is added, a table to which the gradient of an embedding is added), or the result is the
+//!       GEMM is added, a table to which the gradient of an embedding is added, a level of a
+//!       sum in a tree), or the result is the
 //!       gradient of a cross-entropy over its logits, or the task is an in-place collective
 //!
 //! A kernel may process elements in any order, on any number of threads. Generated code that computes the loss of a row of logits
@@ -68,6 +69,7 @@ fn updates(kernel: &Kernel, i: usize, j: usize) -> bool {
         Some(AdafactorPart::Step) => (i, j) == (2, 0),
         Some(AdafactorPart::Sums) => false,
         None if adds_rows(body) => (i, j) == (2, 0),
+        None if is_tree_sum(body) => i == j + 2,
         None => {
             (kernel.kind() != KernelKind::Library || is_sum_with_matmul(body))
                 && (only_same_element(body, i) || is_gradient_of_logits(body, i, j))
@@ -88,6 +90,12 @@ fn adds_rows(body: &Graph) -> bool {
     let mut nodes = body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf());
     let is_one = |n: &Node| matches!(n.op, Op::EmbeddingGrad(_)) && n.inputs.len() == 3;
     nodes.next().is_some_and(is_one) && nodes.next().is_none()
+}
+
+/// Whether a body adds an operand to a sum in a binary tree: levels are read and written by element.
+fn is_tree_sum(body: &Graph) -> bool {
+    let mut nodes = body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf());
+    nodes.next().is_some_and(|n| matches!(n.op, Op::TreeSum)) && nodes.next().is_none()
 }
 
 /// Whether operand `i` is read as logits of cross-entropies alone, by rows, and result `j` is their gradient.

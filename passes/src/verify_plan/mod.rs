@@ -10,6 +10,7 @@
 //! - [`adafactor`] P315: the parts of an Adafactor step belong to one parameter.
 //! - [`muon`] P319: Muon steps along whole matrices of the momentum.
 //! - [`magnitudes`] P314: ranks agree on the scales of 8-bit floats.
+//! - [`reproducible`] P320: what must not depend on the number of ranks does not.
 //! - [`evaluation`] P4xx: an evaluation changes nothing but its results, and these are complete.
 //! - [`shared`] P405, P406: an evaluation and its training store parameters alike.
 //! - [`host`] P5xx: only copies access host memory.
@@ -28,6 +29,7 @@ mod inputs;
 mod magnitudes;
 mod memory;
 mod muon;
+mod reproducible;
 mod shared;
 mod terms;
 mod training;
@@ -60,6 +62,7 @@ pub fn verify_plan(plan: &Plan) -> Result<(), Vec<Diagnostic>> {
         None => training::verify(plan, &mut found),
     }
     copies::verify(plan, &mut found);
+    reproducible::verify(plan, &mut found);
     if found.is_empty() {
         meaning(plan, &mut found);
     }

@@ -3,7 +3,7 @@
 //! P301  every parameter has exactly one location: one segment of one group, or a buffer
 //! P302  exactly one optimizer step writes each trainable parameter, with its group or, with
 //!       Adafactor, separately; none writes a frozen one
-//! P303  the backward pass is seeded once, with scale / (C·A)
+//! P303  the backward pass is seeded once, with scale / (C·A), or C·A·N if the step is reproducible
 //! P304  gradients are unscaled once, by a factor of capacity C·A·N
 //! P305  the norm and the finite check include every trainable group's gradient exactly once
 //! P306  with several ranks, the statistics that decide whether to skip the step are summed over
@@ -28,7 +28,7 @@ use std::collections::{HashMap, HashSet};
 pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     owners(plan, found);
     first_values(plan, found);
-    let n = (plan.loss_capacity * plan.accumulation) as f64;
+    let n = (plan.loss_capacity * plan.reproducible.unwrap_or(plan.accumulation)) as f64;
     let mut seeds = 0;
     let mut unscaled = None;
     let mut counted: HashMap<GroupId, usize> = HashMap::new();
@@ -56,14 +56,15 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                             "gradients are unscaled twice".into(),
                         ));
                     }
-                    let capacity = n * plan.world_size as f64;
+                    let capacity =
+                        (plan.loss_capacity * plan.accumulation * plan.world_size) as f64;
                     if op.capacity != capacity {
                         let message = format!("capacity {} is not {capacity}", op.capacity);
                         found.push(broken(plan, Code::Unscaling, i, message));
                     }
                     unscaled = Some((i, writes.clone()));
                 }
-                Op::GradStats => {
+                Op::GradStats(_) => {
                     for read in reads {
                         if let Some(g) = plan.gradients.iter().find(|g| g.place == *read) {
                             *counted.entry(g.group).or_default() += 1;

@@ -144,7 +144,7 @@ fn placement(graph: &Graph) -> Vec<Difference> {
                 op,
                 Op::OptimizerStep(_) | Op::EmaStep | Op::ScaledCast(_) | Op::ByParamGroup(_)
             )
-            || matches!(op, Op::AllGather(_) | Op::AllReduce(_) | Op::GradStats | Op::Fusion(_))
+            || matches!(op, Op::AllGather(_) | Op::AllReduce(_) | Op::GradStats(_) | Op::Fusion(_))
     };
     let mut found = vec![];
     for (_, node) in graph.nodes() {

@@ -135,8 +135,12 @@ impl Reading {
                 Op::Fusion(fusion) => self.fusion(t, fusion, node),
                 op if op.is_leaf() => vec![self.leaf(t, graph, node)],
                 Op::AllGather(_) => vec![self.of(node.inputs[0])],
-                Op::ReduceScatter(_) => {
-                    vec![self.ranks.mean(t, self.of(node.inputs[0]), true, false)]
+                Op::ReduceScatter(op) => {
+                    let term = self.of(node.inputs[0]);
+                    vec![match op.reduce {
+                        ReduceKind::Mean => self.ranks.mean(t, term, true, false),
+                        _ => self.ranks.sum(t, term, true, false),
+                    }]
                 }
                 Op::AllReduce(op) if op.reduce != ReduceKind::Max => {
                     let term = self.of(node.inputs[0]);
@@ -147,7 +151,7 @@ impl Reading {
                         _ => self.ranks.sum(t, term, shards, true),
                     }]
                 }
-                Op::GradStats if node.inputs.iter().any(|v| self.sharded[v.0 as usize]) => {
+                Op::GradStats(_) if node.inputs.iter().any(|v| self.sharded[v.0 as usize]) => {
                     self.statistics_of_shards(t, graph, node)
                 }
                 _ => match folded(graph, node, constants) {

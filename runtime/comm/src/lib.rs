@@ -12,6 +12,7 @@ pub mod processes;
 pub mod rendezvous;
 pub mod secret;
 mod tcp;
+mod tree;
 
 pub use error::CommError;
 

@@ -1,10 +1,11 @@
 //! Communicator for ranks that are threads of one process: they read each other's buffers between barriers.
 //!
 //! # Numerics
-//! Each element is summed in f32 in rank order for any layout, divided for a mean, and rounded once to f16 or bf16.
+//! Each element is summed in f32 in one order of ranks for any layout ([`Tree`]), divided for a mean, and rounded once to f16 or bf16.
 
 use super::Communicator;
 use crate::CommError;
+use crate::tree::Tree;
 use frit_ir::DType;
 use frit_ir::ops::ReduceKind;
 use frit_ir::plan::Team;
@@ -130,15 +131,12 @@ impl LocalComm {
         (len, dtype): (usize, DType),
         reduce: ReduceKind,
     ) -> Result<(), CommError> {
-        let (mut sum, mut part) = ([0.0_f32; BLOCK], [0.0_f32; BLOCK]);
-        let n = team.count as f32;
+        let mut tree = Tree::new(reduce, team.count, BLOCK.min(len));
         for first in (0..len).step_by(BLOCK) {
             let len = BLOCK.min(len - first);
-            let (sum, part) = (&mut sum[..len], &mut part[..len]);
             for rank in team.ranks() {
-                let to = if rank == team.first { &mut *sum } else { &mut *part };
                 // SAFETY: by the contract of this function.
-                unsafe {
+                tree.push(len, |to| unsafe {
                     let from = self.sent(rank).add((begin + first) * dtype.size());
                     match dtype {
                         DType::F32 => to.copy_from_slice(slice(from, len)),
@@ -146,21 +144,10 @@ impl LocalComm {
                         DType::BF16 => slice::<bf16>(from, len).convert_to_f32_slice(to),
                         other => return Err(CommError::Exchange { dtype: other }),
                     }
-                }
-                if rank != team.first {
-                    let both = sum.iter_mut().zip(&*part);
-                    match reduce {
-                        // NaN propagates from either side.
-                        ReduceKind::Max => both
-                            .filter(|(most, x)| **x > **most || x.is_nan())
-                            .for_each(|(most, x)| *most = *x),
-                        _ => both.for_each(|(sum, x)| *sum += x),
-                    }
-                }
+                    Ok(())
+                })?;
             }
-            if reduce == ReduceKind::Mean {
-                sum.iter_mut().for_each(|sum| *sum /= n);
-            }
+            let sum = tree.finish(len);
             // SAFETY: as above.
             unsafe {
                 let out = out.add(first * dtype.size());

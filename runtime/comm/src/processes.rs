@@ -3,10 +3,10 @@
 //! A collective is one direct exchange: each member sends every other member the elements it reduces and receives its own
 //! from all, so every rank sends (n − 1)/n of the bytes, as in a ring. Messages go over [`tcp`](super::tcp), or through MPI
 //! if the feature `mpi` is enabled and the process was started by `mpirun`. MPI's own collectives are not used, so that
-//! an unresponsive rank can be identified and elements are summed in rank order.
+//! an unresponsive rank can be identified and elements are summed in one order.
 //!
 //! # Numerics
-//! Each element is summed in f32 in rank order: results are bit-identical to ranks that are threads.
+//! Each element is summed in f32 in the order of [`Tree`]: results are bit-identical to ranks that are threads.
 //!
 //! # Errors
 //! Every rank names a member that ends, is in another collective, or does not answer in time.
@@ -16,6 +16,7 @@ use super::launch::Launch;
 use super::mpi;
 use super::rendezvous::Rendezvous;
 use super::tcp::TcpLinks;
+use super::tree::Tree;
 use super::{Communicator, element};
 use crate::CommError;
 use frit_ir::DType;
@@ -193,43 +194,7 @@ impl Shared {
     }
 }
 
-/// The sum, mean or maximum over members, in rank order; `own` is this rank's, `others` those of the other members.
-fn combine(
-    team: Team,
-    rank: usize,
-    own: &[f32],
-    others: &[(usize, Vec<f32>)],
-    out: &mut [f32],
-    reduce: ReduceKind,
-) {
-    for (i, member) in team.ranks().enumerate() {
-        let part = match others.iter().find(|(r, _)| *r == member) {
-            Some((_, part)) => part,
-            None => {
-                debug_assert_eq!(member, rank);
-                own
-            }
-        };
-        if i == 0 {
-            out.copy_from_slice(part);
-        } else {
-            let both = out.iter_mut().zip(part);
-            match reduce {
-                // NaN propagates from either side.
-                ReduceKind::Max => both
-                    .filter(|(most, x)| **x > **most || x.is_nan())
-                    .for_each(|(most, x)| *most = *x),
-                _ => both.for_each(|(sum, x)| *sum += x),
-            }
-        }
-    }
-    if reduce == ReduceKind::Mean {
-        let n = team.count as f32;
-        out.iter_mut().for_each(|sum| *sum /= n);
-    }
-}
-
-/// The same for elements of a type, as bytes.
+/// The sum, mean or maximum over members, as bytes; `own` is this rank's operand, `received` are those of the other members.
 fn combine_bytes(
     team: Team,
     rank: usize,
@@ -238,14 +203,18 @@ fn combine_bytes(
     dtype: DType,
     reduce: ReduceKind,
 ) -> Result<Vec<u8>, CommError> {
-    let own = element::widen(own, dtype)?;
-    let mut others = Vec::with_capacity(received.len());
-    for (rank, bytes) in received {
-        others.push((*rank, element::widen(bytes, dtype)?));
+    let mut tree = Tree::new(reduce, team.count, own.len() / dtype.size());
+    for member in team.ranks() {
+        let of_other = received.iter().find(|(other, _)| *other == member);
+        debug_assert!(of_other.is_some() || member == rank);
+        let operand = element::widen(of_other.map_or(own, |(_, bytes)| bytes), dtype)?;
+        tree.push(operand.len(), |to| {
+            to.copy_from_slice(&operand);
+            Ok::<(), CommError>(())
+        })?;
     }
-    let mut sum = vec![0.0; own.len()];
-    combine(team, rank, &own, &others, &mut sum, reduce);
-    element::narrow(&sum, dtype)
+    let sum = tree.finish(own.len() / dtype.size());
+    element::narrow(sum, dtype)
 }
 
 impl Communicator for ProcessComm {

@@ -3,8 +3,8 @@
 use super::{assert_close, eval, eval1, f32s};
 use crate::ops::training::Unscale;
 use crate::ops::{
-    Adafactor, AdafactorPart, AdjustLr, ByParamGroup, LearningRate, LossScale, MuonMomentum,
-    MuonStep, OptimizerKind, OptimizerStep, ScheduleKind, UpdateLossScale,
+    Adafactor, AdafactorPart, AdjustLr, ByParamGroup, GradStats, LearningRate, LossScale,
+    MuonMomentum, MuonStep, OptimizerKind, OptimizerStep, ScheduleKind, UpdateLossScale,
 };
 use crate::{DType, Op, Tensor, TensorType};
 
@@ -25,11 +25,11 @@ fn the_seed_is_scaled() {
 #[test]
 fn statistics_count_what_is_not_finite() {
     let finite = [f32s(&[2], &[1.0, 2.0]), Tensor::floats(DType::BF16, [1], vec![3.0])];
-    assert_eq!(eval1(Op::GradStats, &finite), f32s(&[2], &[0.0, 14.0]));
+    assert_eq!(eval1(Op::GradStats(GradStats::default()), &finite), f32s(&[2], &[0.0, 14.0]));
     let bad = [f32s(&[3], &[f64::NAN, f64::INFINITY, 1.0])];
-    let stats = eval1(Op::GradStats, &bad).to_f64s();
+    let stats = eval1(Op::GradStats(GradStats::default()), &bad).to_f64s();
     assert!(stats[0] == 2.0 && stats[1].is_nan());
-    assert_eq!(eval1(Op::GradStats, &[]), f32s(&[2], &[0.0, 0.0]));
+    assert_eq!(eval1(Op::GradStats(GradStats::default()), &[]), f32s(&[2], &[0.0, 0.0]));
 }
 
 #[test]
@@ -355,4 +355,35 @@ fn step_and_one_cycle() {
     // Up from 1/4 at step 0 to 1 at step 4, down to 1/8 at step 9.
     let cycle = |n| rate(ScheduleKind::OneCycle, &[10.0, 0.5, 4.0, 2.0], n);
     assert_eq!([0.0, 2.0, 4.0, 9.0, 20.0].map(cycle), [0.25, 0.625, 1.0, 0.125, 0.125]);
+}
+
+#[test]
+fn a_tree_adds_pairs_of_equal_size() {
+    // In f32 a sum from left to right would lose every one.
+    let pieces = [16_777_216.0, 0.0, 1.0, 1.0];
+    let mut sums = vec![f32s(&[1], &[9.0]); 2];
+    for (k, x) in pieces.into_iter().enumerate() {
+        let number = Tensor::ints(DType::I64, crate::Shape::scalar(), vec![k as i64]);
+        sums = eval(Op::TreeSum, &[vec![f32s(&[1], &[x]), number], sums].concat());
+    }
+    assert_eq!(numbers(&sums), [16_777_218.0, 16_777_216.0]);
+}
+
+#[test]
+fn exact_sums_of_squares() {
+    let exact = Op::GradStats(GradStats { exact: true });
+    let rounded = |stats: &Tensor| {
+        let values = [stats.to_f64s(), vec![3.0, 4.0]].concat();
+        numbers(&eval(Op::RoundStats, &[f32s(&[values.len()], &values)]))
+    };
+    let stats = |values: &[f64]| eval1(exact.clone(), &[f32s(&[values.len()], values)]);
+    assert_eq!(rounded(&stats(&[1.0, -2.0, 0.5])), [0.0, 5.25, 3.0, 4.0]);
+    assert_eq!(rounded(&stats(&[])), [0.0, 0.0, 3.0, 4.0]);
+    assert_eq!(rounded(&stats(&[f64::NAN, 1.0])), [1.0, f64::INFINITY, 3.0, 4.0]);
+    assert_eq!(rounded(&stats(&[3e38])), [0.0, f64::INFINITY, 3.0, 4.0]);
+    // Any order and any division give the same digits, far beyond the digits of a float.
+    let small = f64::from(f32::from_bits(1));
+    let [a, b] = [stats(&[1.0, small]), stats(&[small, 1.0])];
+    assert_eq!(a, b);
+    assert_ne!(a, stats(&[1.0]));
 }

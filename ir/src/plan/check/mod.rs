@@ -24,6 +24,8 @@ pub struct CheckError(String);
 /// Most ranks, and most micro-steps of a step.
 const MAX_RANKS: usize = 1 << 20;
 const MAX_ACCUMULATION: usize = 1 << 20;
+/// Pieces of a reproducible step.
+const MAX_PIECES: usize = crate::ops::reproducible::MAX_PIECES;
 /// Products of ranks, micro-steps and loss elements are exact as f64.
 const MAX_LOSS_ELEMENTS: usize = 1 << 53;
 /// Longest name, in bytes.
@@ -65,6 +67,13 @@ fn header(plan: &Plan) -> Result {
             format!("{ranks} ranks or {micro_steps} micro-steps are out of range")
         },
     )?;
+    let pieces = plan.world_size * plan.accumulation;
+    let divides =
+        |v: usize| (plan.eval.is_some() && v.is_multiple_of(plan.world_size)) || v == pieces;
+    let fits = |v: usize| v.is_power_of_two() && v <= MAX_PIECES && divides(v);
+    ensure(plan.reproducible.is_none_or(fits), || {
+        format!("{pieces} micro-batches of a step are not those that are reproducible")
+    })?;
     let elements = plan.loss_capacity.checked_mul(plan.world_size * plan.accumulation);
     ensure(elements.is_some_and(|n| n <= MAX_LOSS_ELEMENTS), || {
         format!("{} loss elements are too many", plan.loss_capacity)

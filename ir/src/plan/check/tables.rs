@@ -70,7 +70,8 @@ fn group(plan: &Plan, index: GroupId, g: &Group) -> Result {
     };
     ensure(held, || format!("its parameters cannot be held in {}", g.dtype))?;
     kept(plan, g.master, g.shard_numel * g.dtype.size(), true, "it")?;
-    unique("states", g.states.iter().map(|s| s.name.word()))?;
+    let names: Vec<String> = g.states.iter().map(|s| s.name.to_string()).collect();
+    unique("states", names.iter().map(String::as_str))?;
     for s in &g.states {
         let word = s.name.word();
         ensure(s.name.is_per_element(), || format!("`{word}` is no state of its elements"))?;

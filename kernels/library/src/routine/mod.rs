@@ -35,6 +35,7 @@ pub mod quantize;
 pub mod random;
 pub mod reduce;
 pub mod reduce_axes;
+pub mod reproducible;
 
 use self::gemm::Gemm;
 use crate::dtype::Elem;
@@ -141,6 +142,12 @@ pub enum Routine {
     },
     /// Number of non-finite elements and sum of squares of all operands, f32.
     GradStats,
+    /// Number of non-finite elements and digits of the exact sum of squares of all operands, f32.
+    ExactStats,
+    /// Statistics with such a sum, rounded.
+    RoundStats,
+    /// One more operand of a sum in a binary tree, f32.
+    TreeSum,
     /// Rounding to an 8-bit float, by an element of the second operand if there is one.
     Quantize {
         /// The format.
@@ -310,6 +317,9 @@ impl Routine {
                     convert(pool, read(0), *from, write(0), *to, *len);
                 }
                 Routine::GradStats => grad_stats(pool, reads, write(0).cast()),
+                Routine::ExactStats => reproducible::exact_stats(pool, reads, write(0).cast()),
+                Routine::RoundStats => reproducible::round_stats(read(0).cast(), write(0).cast()),
+                Routine::TreeSum => reproducible::tree_sum(pool, reads, writes),
                 Routine::Quantize { format, elem, len, index } => {
                     let recent = match reads.len() {
                         1 => 0.0,

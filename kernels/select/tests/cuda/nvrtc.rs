@@ -6,9 +6,9 @@ use crate::check::body_of;
 use frit_ir::ops::attention::Sight;
 use frit_ir::ops::{
     Adafactor, AdafactorPart, ArgReduce, Attention, AttentionGrad, BatchNorm, Cast, Conv,
-    ConvGradInput, ConvGradWeight, CumSum, Embedding, EmbeddingGrad, Expand, Gather, MatMul,
-    MaxPoolGrad, Pad, Quantize, Random, RandomFn, RandomMask, Reduce, ReduceFn, ScatterElements,
-    ScatterFn, Window,
+    ConvGradInput, ConvGradWeight, CumSum, Embedding, EmbeddingGrad, Expand, Gather, GradStats,
+    MatMul, MaxPoolGrad, Pad, Quantize, Random, RandomFn, RandomMask, Reduce, ReduceFn,
+    ScatterElements, ScatterFn, Window,
 };
 use frit_ir::plan::Launch;
 use frit_ir::{DType, Graph, Op, TensorType};
@@ -149,7 +149,7 @@ fn bodies() -> Vec<(Op, Vec<TensorType>)> {
         (Op::RandomMask(RandomMask { shape: [64].into(), keep: 0.9, id: 0 }), vec![ty(i, &[5])]),
         (draws(RandomFn::Uniform), vec![ty(i, &[5])]),
         (draws(RandomFn::Normal), vec![ty(i, &[5])]),
-        (Op::GradStats, vec![ty(f, &[64])]),
+        (Op::GradStats(GradStats::default()), vec![ty(f, &[64])]),
         (Op::Quantize(Quantize { to: DType::F8E4M3, index: 0 }), vec![ty(b, &[64]), ty(f, &[1])]),
         (Op::BatchNorm(BatchNorm { eps: 1e-5 }), vec![image.clone(), ty(f, &[3]), ty(f, &[3])]),
         (

@@ -1,7 +1,7 @@
 //! Reductions.
 
 use crate::check::{check, random};
-use frit_ir::ops::{CumSum, Reduce, ReduceFn, SumTo};
+use frit_ir::ops::{CumSum, GradStats, Reduce, ReduceFn, SumTo};
 use frit_ir::{DType, Op, Tensor};
 
 #[test]
@@ -11,12 +11,12 @@ fn gradient_statistics_of_many_operands() {
         random(DType::F32, &[0], 2),
         random(DType::F32, &[3, 5], 3),
     ];
-    check(Op::GradStats, &operands, 1e-6);
+    check(Op::GradStats(GradStats::default()), &operands, 1e-6);
     // More than one launch reads.
     let many: Vec<Tensor> = (1..300).map(|n| random(DType::F32, &[n], n as u64)).collect();
-    check(Op::GradStats, &many, 1e-6);
+    check(Op::GradStats(GradStats::default()), &many, 1e-6);
     let bad = vec![1.0, f64::NAN, f64::INFINITY, -2.0];
-    check(Op::GradStats, &[Tensor::floats(DType::F32, [4], bad)], 0.0);
+    check(Op::GradStats(GradStats::default()), &[Tensor::floats(DType::F32, [4], bad)], 0.0);
 }
 
 #[test]

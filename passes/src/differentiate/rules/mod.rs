@@ -87,6 +87,8 @@ without_rule!(
     ByParamGroup,
     UpdateLossScale,
     UpdateStep,
+    TreeSum,
+    RoundStats,
     LearningRate,
     Fusion,
 );

@@ -168,7 +168,7 @@ fn rules() -> BTreeSet<String> {
         Op::Binary(f) => !f.name().ends_with("_grad"),
         op => has_rule(op),
     };
-    assert!(has_rule(&Op::Unary(UnaryFn::Exp)) && !has_rule(&Op::GradStats));
+    assert!(has_rule(&Op::Unary(UnaryFn::Exp)) && !has_rule(&Op::UpdateStep));
     Op::examples().iter().filter(|op| is_differentiated(op)).map(rule_of).collect()
 }
 

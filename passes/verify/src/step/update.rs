@@ -9,8 +9,8 @@ use super::writer::Writer;
 use super::{buffers, hidden, optimizer::Group};
 use crate::unstated::Unstated;
 use frit_ir::ops::{
-    BinaryFn, Concat, MuonRule, OptimizerKind, ParamKind, ScheduleKind, StateName, Unscale,
-    UpdateLossScale, statistics_dtype,
+    BinaryFn, Concat, GradStats, MuonRule, OptimizerKind, ParamKind, ScheduleKind, StateName,
+    Unscale, UpdateLossScale, statistics_dtype,
 };
 use frit_ir::{DType, Graph, Op, Origin, OutputKind, Region, Shape, Tensor, TensorType, ValueId};
 use std::collections::{BTreeMap, HashMap};
@@ -102,7 +102,7 @@ pub fn updated(gradients: &Graph, update: &Update) -> Result<Graph, Unstated> {
     w.region = Region::Update;
     let scale = update.scale(&mut w)?;
     let of_gradients: Vec<ValueId> = trained.iter().map(|t| t.2).collect();
-    let finite_and_squares = w.one(Op::GradStats, &of_gradients)?;
+    let finite_and_squares = w.one(Op::GradStats(GradStats::default()), &of_gradients)?;
     let row = |w: &mut Writer, x| w.reshape(x, Shape::from([1]));
     let sums = [finite_and_squares, row(&mut w, count)?, row(&mut w, loss)?];
     let sums = w.one(Op::Concat(Concat { axis: 0 }), &sums)?;
