@@ -100,8 +100,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         Some(system) => {
             let plan = reference::of(&args.plan, &plan, args.model.as_deref())?;
             let (system, checkpointing) = (system.into(), args.checkpointing.into());
-            let attention = emulate::Attention::Fused;
-            emulate(&plan, &cluster, Emulation { system, attention, checkpointing })
+            emulate(&plan, &cluster, Emulation::of(system, checkpointing))
         }
     };
     if let Some(path) = &args.trace {

@@ -16,10 +16,16 @@
 //! - Communication: parameters are copied out of the gathered buffer, gradients into the one that is
 //!   reduced, on the compute stream. Schedule: the plan's (forward prefetch of one unit, backward `pre`).
 //!   On one rank there is none: FSDP2 would copy every parameter twice and every gradient once for nothing.
+//! - What older runs had instead, and models that write attention otherwise: [`variant`].
 //! - Memory: see [`memory_bytes`].
 //!
 //! Source: torch/distributed/fsdp/_fully_shard, torch/nn/utils/clip_grad.py, torch/amp/grad_scaler.py, torchtitan's parallelize functions.
 
+mod variant;
+
+pub use self::variant::{AdamW, Attention, Inductor};
+
+use self::variant::{Operands, column_seconds, foreach_seconds};
 use super::jobs::{Job, Kind, of_plan};
 use super::{Simulation, of_phases};
 use crate::cost::kernel::{GemmShape, is_matrix, moved_bytes};
@@ -53,15 +59,6 @@ pub enum Checkpointing {
     Full,
 }
 
-/// How the emulated model computes attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Attention {
-    /// By one kernel, with scores that never are in memory.
-    Fused,
-    /// By operations on all scores, in memory: matmul, scale, mask, softmax, dropout, matmul.
-    Written,
-}
-
 /// A system and how it is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Emulation {
@@ -71,6 +68,18 @@ pub struct Emulation {
     pub attention: Attention,
     /// Its activation checkpointing.
     pub checkpointing: Checkpointing,
+    /// The version that compiles it.
+    pub inductor: Inductor,
+    /// Its optimizer.
+    pub adamw: AdamW,
+}
+
+impl Emulation {
+    /// A system as it is now, with attention of one kernel and a fused optimizer.
+    pub fn of(system: System, checkpointing: Checkpointing) -> Emulation {
+        let (attention, inductor, adamw) = (Attention::Fused, Inductor::Current, AdamW::Fused);
+        Emulation { system, attention, checkpointing, inductor, adamw }
+    }
 }
 
 /// Bytes that are moved per byte of operands and results, in eager mode, by what models write out as a
@@ -110,6 +119,7 @@ pub fn emulate(plan: &Plan, cluster: &Cluster, emulation: Emulation) -> Simulati
 /// Gives kernels the durations that they have in the emulated system.
 fn retime(plan: &Plan, cluster: &Cluster, emulation: Emulation, tasks: &[Task], jobs: &mut [Job]) {
     let mut known: HashMap<KernelId, f64> = HashMap::new();
+    let operands = Operands::of(plan);
     for (task, job) in tasks.iter().zip(jobs) {
         let Action::Kernel { kernel, .. } = &task.action else { continue };
         let body = &plan.kernels[*kernel].body;
@@ -122,6 +132,17 @@ fn retime(plan: &Plan, cluster: &Cluster, emulation: Emulation, tasks: &[Task], 
             job.seconds = *known.entry(*kernel).or_insert_with(|| {
                 eager_seconds(&cluster.device, body, plan.compute_dtype, emulation.attention)
             });
+        }
+        if emulation.system != System::Eager {
+            if emulation.attention == Attention::Complex {
+                job.seconds += operands.rotation_seconds(plan, &cluster.device, task, body);
+            }
+            if emulation.inductor == Inductor::Before210 {
+                job.seconds += column_seconds(&cluster.device, body);
+            }
+        }
+        if emulation.adamw == AdamW::Foreach {
+            job.seconds += foreach_seconds(&cluster.device, body);
         }
         if is_padding(body) {
             job.seconds = 0.0;
