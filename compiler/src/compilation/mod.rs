@@ -21,6 +21,7 @@ use crate::weights::Weights;
 use frit_ir::plan::{PassReport, Plan};
 use frit_ir::{Graph, Tensor};
 use frit_passes::PassContext;
+use frit_passes::model_traffic::Traffic;
 use frit_passes::offload::Offload;
 use frit_passes::recompute::Recompute;
 use passes::End;
@@ -195,8 +196,8 @@ struct Compilation<'a> {
     verify: bool,
     /// Elements that the loss sums in a micro-step; 0 without a loss.
     loss_elements: usize,
-    /// Bytes of weights, activations and gradients in a step, each read and written once.
-    model_bytes: u64,
+    /// Weights, activations and gradients in a step, each read and written once.
+    traffic: Traffic,
     saving: Saving,
     /// Why this saving, if it was chosen.
     saving_reason: Option<String>,
@@ -217,7 +218,7 @@ impl<'a> Compilation<'a> {
             stop_after: None,
             verify: cfg!(debug_assertions) || setup.request.verify_each,
             loss_elements: 0,
-            model_bytes: 0,
+            traffic: Traffic::default(),
             saving: Saving::default(),
             saving_reason: None,
             trained: None,

@@ -11,7 +11,7 @@ use frit_ir::ops::ParamKind;
 use frit_ir::plan::PassReport;
 use frit_ir::{Code, Diagnostic, Graph, Origin, verify};
 use frit_passes::chunk_loss::ChunkLoss;
-use frit_passes::model_traffic::model_bytes;
+use frit_passes::model_traffic::model_traffic;
 use frit_passes::{Changed, Pass, loss};
 use std::collections::BTreeSet;
 
@@ -111,7 +111,7 @@ impl<'a> Compilation<'a> {
         let config = self.setup.config;
         let sharding = &config.sharding;
         let shards = sharding.strategy.shards(sharding.ranks, sharding.shard_group);
-        self.model_bytes = model_bytes(&self.graph, config.accumulation(), shards);
+        self.traffic = model_traffic(&self.graph, config.accumulation(), shards);
     }
 
     /// Decides how parameters are held.

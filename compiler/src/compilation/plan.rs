@@ -96,7 +96,8 @@ impl Compilation<'_> {
             entry: &|body, kind, region| backend.entry(body, kind, region),
         };
         let mut lowered = lower(&self.graph, &lower_options)?;
-        lowered.plan.model_bytes = self.model_bytes;
+        lowered.plan.model_bytes = self.traffic.model;
+        lowered.plan.least_bytes = self.traffic.least;
         for input in &mut lowered.plan.inputs {
             let ranges = self.context.index_ranges.get(&input.name);
             input.ranges = ranges.cloned().unwrap_or_default();

@@ -119,12 +119,13 @@ pub(super) fn kernels(plan: &Plan, roofline: &Roofline, trace: Option<&Trace>) -
     });
     let head = if trace.is_some() { "<th class=n>measured" } else { "" };
     let entry = |name: &str| plan.kernels.iter().find(|k| k.name == name).map(|k| &k.entry);
+    let [least, all] = roofline.ratios();
     let mut html = format!(
-        "<p class=sub>{} moved, {:.2} times the model's weights, activations and gradients, each read and written once</p>\
+        "<p class=sub>{} moved: {least:.2} times the weights, gradients and activations that must be in memory, each written and read \
+         once, and {all:.2} times all operands and results of operations that are neither elementwise nor views</p>\
          <div class=scroll><table><tr><th>kernel<th>launches<th class=n>times<th class=n>moved<th class=n>FLOP<th>bound by\
          <th class=n>predicted{head}<th>",
         bytes(roofline.bytes),
-        roofline.bytes as f64 / roofline.model_bytes.max(1) as f64,
     );
     for row in roofline.rows.iter().take(LISTED) {
         let share = 100.0 * row.seconds / roofline.seconds.max(f64::MIN_POSITIVE);

@@ -141,6 +141,9 @@ pub struct Plan {
     /// Bytes of the model's weights, activations and gradients in a step of one rank, each read and written once.
     #[serde(default)]
     pub model_bytes: u64,
+    /// The part of them that no fusion of elementwise operations keeps out of memory.
+    #[serde(default)]
+    pub least_bytes: u64,
     /// Results of an evaluation plan, whose only phase is `eval`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval: Option<EvalSpec>,

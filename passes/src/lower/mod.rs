@@ -307,6 +307,7 @@ impl<'a> Lowering<'a> {
             gradients: vec![],
             cast_baseline: Default::default(),
             model_bytes: 0,
+            least_bytes: 0,
             eval: None,
             reports: vec![],
             lints: vec![],

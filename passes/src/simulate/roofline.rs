@@ -62,12 +62,23 @@ pub struct Roofline {
     pub bytes: u64,
     /// Bytes of the model's weights, activations and gradients, each read and written once.
     pub model_bytes: u64,
+    /// Bytes of those that no fusion of elementwise operations keeps out of memory.
+    pub least_bytes: u64,
     /// Predicted seconds of all rows, one after the other.
     pub seconds: f64,
     /// Seconds that `model_bytes` take at the device's bandwidth.
     pub model_seconds: f64,
+    /// Seconds that `least_bytes` take.
+    pub least_seconds: f64,
     /// Seconds of the rows that arithmetic bounds.
     pub compute_seconds: f64,
+}
+
+impl Roofline {
+    /// Bytes that the plan moves, over those that no fusion keeps out of memory, and over those of all values of the model.
+    pub fn ratios(&self) -> [f64; 2] {
+        [self.least_bytes, self.model_bytes].map(|bytes| self.bytes as f64 / bytes.max(1) as f64)
+    }
 }
 
 /// The roofline of a plan on a cluster.
@@ -112,15 +123,18 @@ pub fn roofline(plan: &Plan, cluster: &Cluster) -> Roofline {
     }
     let mut rows: Vec<Row> = rows.into_values().collect();
     rows.sort_by(|a, b| b.seconds.total_cmp(&a.seconds).then_with(|| a.name.cmp(&b.name)));
-    let model_bytes = plan.model_bytes;
+    let Plan { model_bytes, least_bytes, .. } = *plan;
+    let seconds_of_bytes = |bytes: u64| bytes as f64 / device.bytes_per_second();
     let seconds_of =
         |which: &dyn Fn(&&Row) -> bool| rows.iter().filter(which).map(|r| r.seconds).sum();
     Roofline {
         cluster: cluster.name.clone(),
         bytes: rows.iter().map(|row| row.bytes).sum(),
         model_bytes,
+        least_bytes,
         seconds: seconds_of(&|_| true),
-        model_seconds: model_bytes as f64 / device.bytes_per_second(),
+        model_seconds: seconds_of_bytes(model_bytes),
+        least_seconds: seconds_of_bytes(least_bytes),
         compute_seconds: seconds_of(&|row| row.bound == Bound::Compute),
         rows,
     }

@@ -19,18 +19,24 @@ pub(super) fn text(roofline: &Roofline) -> String {
             format!("{}/s", bytes((row.bytes as f64 / row.seconds.max(f64::MIN_POSITIVE)) as u64)),
         ]
     };
+    let [least, all] = roofline.ratios();
     let rows: Vec<Vec<String>> = roofline.rows.iter().map(row).collect();
     format!(
         "cluster       {}; kernels in sequence, without communication\n\
          kernels       {}, of which {} bound by arithmetic\n\
-         moved         {}, {:.2} times the {} ({}) of the model's weights, activations and gradients, each read and written once\n\n{}",
+         moved         {}\n\
+         least         {:.2} times the {} ({}) of weights, gradients and activations that must be in memory, each written and read once:\n\
+         \x20             operands of matmuls, attention, norms, reductions, losses and optimizers, and what later operations read\n\
+         all values    {:.2} times the {} of all operands and results of these operations, of which fusion keeps some out of memory\n\n{}",
         roofline.cluster,
         seconds(roofline.seconds),
         seconds(roofline.compute_seconds),
         bytes(roofline.bytes),
-        roofline.bytes as f64 / roofline.model_bytes.max(1) as f64,
+        least,
+        bytes(roofline.least_bytes),
+        seconds(roofline.least_seconds),
+        all,
         bytes(roofline.model_bytes),
-        seconds(roofline.model_seconds),
         table(&head, &rows)
     )
 }
