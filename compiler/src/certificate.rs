@@ -12,8 +12,12 @@ use frit_ir::plan::{Entry, Plan};
 use frit_ir::{Graph, Origin};
 use frit_passes::{adapter, documents, fp8, loss_scale, sync_batch_norm};
 use frit_passes::{differentiate, loss, shard, update};
-use frit_verify::{Difference, Ranks, Unstated, compare, compare_distributed, gradient, step};
+use frit_verify::{
+    Difference, Ranks, Roundings, Unstated, compare, compare_distributed, compare_rounded,
+    gradient, roundings, step,
+};
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// What is known of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -21,8 +25,10 @@ use serde::Serialize;
 pub enum Verdict {
     /// It changed nothing.
     Unchanged,
-    /// Every output is what it was.
+    /// Every output is what it was, and rounded as it was.
     Equal,
+    /// Every output is what it was but for where it is rounded to less than 32 bits.
+    Rounded,
     /// Every output is what the definition of the step says.
     AsStated,
     /// What it does is part of what the model means, and is not checked.
@@ -37,6 +43,7 @@ impl Verdict {
         match self {
             Verdict::Unchanged => "changed nothing",
             Verdict::Equal => "equal",
+            Verdict::Rounded => "equal but for rounding",
             Verdict::AsStated => "as stated",
             Verdict::Assumed => "assumed",
             Verdict::NotShown => "not shown",
@@ -51,8 +58,18 @@ pub struct Checked {
     pub pass: String,
     /// What is known.
     pub verdict: Verdict,
-    /// The first outputs that were not shown to be kept, in words.
+    /// The first outputs that were not shown to be kept, or not rounded as they were, in words.
     pub differences: Vec<String>,
+}
+
+/// How an output of the plan differs from that of the model over the real numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Rounded {
+    /// The output, by its kind and name.
+    pub output: String,
+    /// Operations whose results are rounded on the way to it, as `matmul to bf16`, and how many. None: it differs at most by the order of
+    /// sums, and by what arithmetic in f32 rounds.
+    pub operations: BTreeMap<String, usize>,
 }
 
 /// What is known of all passes of a compilation, and of the plan.
@@ -60,6 +77,8 @@ pub struct Checked {
 pub struct Certificate {
     /// The passes in order.
     pub passes: Vec<Checked>,
+    /// The outputs of the step, and where they are rounded to less than 32 bits.
+    pub outputs: Vec<Rounded>,
     /// Parts of the plan that differ from what the model compiles to, by the name of the field.
     pub edited: Vec<String>,
 }
@@ -87,7 +106,14 @@ pub fn certify(
         (Some(plan), Some(compiled)) => differing(plan, compiled),
         _ => vec![],
     };
-    Ok(Certificate { passes: checker.passes, edited })
+    let outputs = roundings(&checker.before).into_iter().map(rounded).collect();
+    Ok(Certificate { passes: checker.passes, outputs, edited })
+}
+
+fn rounded(found: Roundings) -> Rounded {
+    let operations = found.operations.into_iter();
+    let operations = operations.map(|((dtype, op), n)| (format!("{op} to {dtype}"), n)).collect();
+    Rounded { output: found.output, operations }
 }
 
 /// Checks each pass as it runs.
@@ -156,11 +182,6 @@ impl Checker {
             // What it adds is part of what `update` must be.
             return (Verdict::AsStated, vec![]);
         }
-        if pass == update::INFO.name && config.run.reproducible.is_some() {
-            let reason = "sums in a tree over the pieces of `run.reproducible`";
-            let unstated = Unstated::new("update", &Origin::none(), reason);
-            return (Verdict::NotShown, vec![unstated.into()]);
-        }
         if pass == update::INFO.name {
             let before = self.with_gradients.as_ref().unwrap_or(before);
             return stated(step::updated(before, &statement::update(config, self.capacity)));
@@ -168,7 +189,14 @@ impl Checker {
         if pass == shard::INFO.name {
             return (Verdict::AsStated, compare_distributed(before, after, self.ranks));
         }
-        (Verdict::Equal, compare(before, after, self.ranks))
+        let otherwise = compare_rounded(before, after, self.ranks);
+        if otherwise.is_empty() {
+            return (Verdict::Equal, vec![]);
+        }
+        match compare(before, after, self.ranks) {
+            found if found.is_empty() => (Verdict::Rounded, otherwise),
+            found => (Verdict::NotShown, found),
+        }
     }
 }
 
@@ -182,7 +210,8 @@ impl Checker {
             self.with_gradients = Some(self.before.clone());
         }
         let (verdict, differences) = self.relation(pass, graph);
-        let verdict = if differences.is_empty() { verdict } else { Verdict::NotShown };
+        let differs = !differences.is_empty() && verdict != Verdict::Rounded;
+        let verdict = if differs { Verdict::NotShown } else { verdict };
         let differences = differences.iter().take(LISTED).map(words).collect();
         self.passes.push(Checked { pass: pass.into(), verdict, differences });
         self.before = graph.clone();

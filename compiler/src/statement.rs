@@ -85,5 +85,6 @@ pub fn update(config: &Config, capacity: f64) -> Update {
         accumulation: config.accumulation(),
         capacity,
         ranks: config.sharding.ranks,
+        reproducible: config.run.reproducible.is_some(),
     }
 }

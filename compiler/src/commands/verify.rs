@@ -1,6 +1,6 @@
 //! `frit verify`: verifies a plan, that the files beside it are the compiled ones, and that it is what its model compiles to.
 
-use crate::certificate::{Certificate, Verdict, certify};
+use crate::certificate::{Certificate, Rounded, Verdict, certify};
 use crate::diagnostics::Report;
 use crate::plan_dir;
 use crate::repeat::Repeat;
@@ -9,6 +9,7 @@ use frit_ir::{Code, Diagnostic};
 use frit_passes::verify_plan::{verify_evaluation, verify_plan};
 use frit_runtime::plan_dir::verify_files;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Arguments of `frit verify`.
@@ -87,10 +88,13 @@ fn page(plan: &Path, certificate: &Certificate) -> String {
     let mut text = String::new();
     for checked in &certificate.passes {
         text += &format!("  {:<20} {}\n", checked.pass, checked.verdict.words());
-        for difference in &checked.differences {
+        for difference in
+            checked.differences.iter().filter(|_| checked.verdict == Verdict::NotShown)
+        {
             text += &format!("      {difference}\n");
         }
     }
+    text += &roundings(&certificate.outputs);
     let open: Vec<&str> = certificate
         .passes
         .iter()
@@ -103,6 +107,26 @@ fn page(plan: &Path, certificate: &Certificate) -> String {
         false => format!("{plan}: not certified: nothing is known of {}\n", open.join(", ")),
     };
     text
+}
+
+/// Where outputs are rounded; those that are rounded alike on one line.
+fn roundings(outputs: &[Rounded]) -> String {
+    let mut alike: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for output in outputs {
+        let operations = output.operations.keys().cloned().collect::<Vec<_>>().join(", ");
+        alike.entry(operations).or_default().push(&output.output);
+    }
+    let line = |(operations, names): (String, Vec<&str>)| {
+        let names = match names[..] {
+            [first, _, ..] => format!("{first} and {} more", names.len() - 1),
+            _ => names.concat(),
+        };
+        match operations.is_empty() {
+            true => format!("  {names}: equal but for the order of sums\n"),
+            false => format!("  {names}: rounded by {operations}\n"),
+        }
+    };
+    alike.into_iter().map(line).collect()
 }
 
 /// Verifies the plan of a plan directory and its evaluation, and the files beside them.

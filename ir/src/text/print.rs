@@ -79,8 +79,6 @@ fn names(graph: &Graph) -> HashMap<ValueId, String> {
     for (_, node) in graph.nodes() {
         for &output in &node.outputs {
             let base = match &graph.value(output).name {
-                // A bare number would be read as one of the numbers of unnamed values.
-                Some(name) if name.parse::<u64>().is_ok() => format!("_{name}"),
                 Some(name) => legal(name),
                 None => {
                     next += 1;
@@ -102,5 +100,6 @@ fn names(graph: &Graph) -> HashMap<ValueId, String> {
 fn legal(name: &str) -> String {
     let ok = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '$' | '-');
     let name: String = name.chars().map(|c| if ok(c) { c } else { '_' }).collect();
-    if name.is_empty() { "_".into() } else { name }
+    // A bare number would be read as one of the numbers of unnamed values.
+    if name.bytes().all(|b| b.is_ascii_digit()) { format!("_{name}") } else { name }
 }

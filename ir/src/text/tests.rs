@@ -225,7 +225,7 @@ proptest! {
 #[test]
 fn names_are_made_legal_and_unique() {
     let mut graph = Graph::new("my model");
-    let names = ["/a", "a b", "a_b", "_a", "7", ""];
+    let names = ["/a", "a b", "a_b", "_a", "7", "+0", ""];
     for name in names {
         let op = Op::Hyper(Hyper { name: "h".into(), default: 0.5 });
         let v = graph.add1(op, &[], Origin::none(), Region::Forward).expect("a leaf");

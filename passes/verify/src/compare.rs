@@ -7,7 +7,7 @@ use crate::unstated::Unstated;
 use frit_ir::interpret::leaf_key;
 use frit_ir::ops::StateName;
 use frit_ir::sharding::sharded_values;
-use frit_ir::{Graph, Op, Origin, OutputKind, ValueId};
+use frit_ir::{Graph, Op, Origin, Output, OutputKind, ValueId};
 use std::collections::{BTreeMap, HashMap};
 
 /// An output that two graphs compute differently, or that cannot be shown to be the same.
@@ -34,8 +34,18 @@ const STACK: usize = 1 << 30;
 /// Compares the outputs of two graphs over the real numbers: those of the second must be those of the first, by name and kind. Outputs of
 /// kind `Result` may be missing. Returns the differences.
 pub fn compare(before: &Graph, after: &Graph, ranks: Ranks) -> Vec<Difference> {
+    compared(false, before, after, ranks)
+}
+
+/// The same, where values are also rounded to f16, bf16 and narrower dtypes wherever the graphs have them.
+pub fn compare_rounded(before: &Graph, after: &Graph, ranks: Ranks) -> Vec<Difference> {
+    compared(true, before, after, ranks)
+}
+
+fn compared(rounds: bool, before: &Graph, after: &Graph, ranks: Ranks) -> Vec<Difference> {
     on_large_stack(|| {
         let mut t = Terms::default();
+        t.rounds = rounds;
         let first = Reading::new(&mut t, before, ranks);
         let expected = outputs(before, &first);
         let second = Reading::new(&mut t, after, ranks);
@@ -43,11 +53,27 @@ pub fn compare(before: &Graph, after: &Graph, ranks: Ranks) -> Vec<Difference> {
     })
 }
 
-/// Compares the step of one rank with that of all. Expected is that gradients are the means over ranks when they are applied, that the numbers
+/// Compares the step of one rank with that of all. Expected is that gradients are the means over ranks
+/// when they are applied (in a reproducible step their sums), that the numbers
 /// of which the loss and the norm are made are sums over ranks, and that everything else stays what it is on one rank.
 pub fn compare_distributed(before: &Graph, after: &Graph, ranks: Ranks) -> Vec<Difference> {
+    compared_distributed(false, before, after, ranks)
+}
+
+/// The same, where values are also rounded.
+pub fn compare_distributed_rounded(before: &Graph, after: &Graph, ranks: Ranks) -> Vec<Difference> {
+    compared_distributed(true, before, after, ranks)
+}
+
+fn compared_distributed(
+    rounds: bool,
+    before: &Graph,
+    after: &Graph,
+    ranks: Ranks,
+) -> Vec<Difference> {
     on_large_stack(|| {
         let mut t = Terms::default();
+        t.rounds = rounds;
         let expected = distributed(&mut t, before, after, ranks);
         let second = Reading::new(&mut t, after, ranks);
         let mut found = differences(&t, &expected, &outputs(after, &second));
@@ -89,15 +115,18 @@ fn differences(t: &Terms, expected: &Outputs, found: &Outputs) -> Vec<Difference
 /// The outputs of a graph by a key that does not depend on the numbers of its values.
 fn outputs(graph: &Graph, reading: &Reading) -> Outputs {
     let outputs = graph.outputs.iter().map(|o| {
-        let key = match o.kind {
-            OutputKind::Carry(leaf) => {
-                format!("carry {}", leaf_key(&graph.def(leaf).op).unwrap_or_default())
-            }
-            kind => format!("{kind:?} {}", o.name).to_lowercase(),
-        };
-        (key, (reading.of(o.value), o.kind, graph.def(o.value).origin.clone()))
+        (key_of(graph, o), (reading.of(o.value), o.kind, graph.def(o.value).origin.clone()))
     });
     outputs.collect()
+}
+
+pub(crate) fn key_of(graph: &Graph, output: &Output) -> String {
+    match output.kind {
+        OutputKind::Carry(leaf) => {
+            format!("carry {}", leaf_key(&graph.def(leaf).op).unwrap_or_default())
+        }
+        kind => format!("{kind:?} {}", output.name).to_lowercase(),
+    }
 }
 
 /// The outputs of the step of one rank, on all ranks.
@@ -106,13 +135,22 @@ fn distributed(t: &mut Terms, before: &Graph, after: &Graph, ranks: Ranks) -> Ou
     let unread = || Reading::unread(before, ranks).reduced_early(early);
     let (mut local, mut step) = (unread(), unread());
     local.read(t, before, &mut HashMap::new());
-    for output in before.outputs.iter().filter(|o| o.kind == OutputKind::Gradient) {
-        let mean = ranks.mean(t, local.of(output.value), true, true);
-        step.give(output.value, mean);
-    }
-    // The operand of `unscale` is [statistics, count, loss].
+    // The operand of `unscale` is [statistics, count, loss], in a reproducible step once they are rounded.
     let unscale = before.nodes().find(|(_, n)| matches!(n.op, Op::Unscale(_)));
-    let parts = unscale.map_or(&[][..], |(_, n)| &before.def(n.inputs[0]).inputs);
+    let mut statistics = unscale.map(|(_, n)| before.def(n.inputs[0]));
+    let reproducible = statistics.filter(|n| matches!(n.op, Op::RoundStats));
+    if let Some(round) = reproducible {
+        statistics = Some(before.def(round.inputs[0]));
+    }
+    for output in before.outputs.iter().filter(|o| o.kind == OutputKind::Gradient) {
+        let gradient = local.of(output.value);
+        let applied = match reproducible {
+            Some(_) => ranks.sum(t, gradient, true, true),
+            None => ranks.mean(t, gradient, true, true),
+        };
+        step.give(output.value, applied);
+    }
+    let parts = statistics.map_or(&[][..], |n| &n.inputs);
     for part in parts.iter().skip(1) {
         let sum = ranks.sum(t, local.of(*part), true, true);
         step.give(*part, sum);

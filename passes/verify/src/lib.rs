@@ -8,11 +8,15 @@ pub mod gradient;
 mod index;
 mod lemmas;
 mod reading;
+mod rounding;
 pub mod step;
 mod substitute;
 mod term;
 mod unstated;
 
-pub use compare::{Difference, compare, compare_distributed};
+pub use compare::{
+    Difference, compare, compare_distributed, compare_distributed_rounded, compare_rounded,
+};
 pub use reading::Ranks;
+pub use rounding::{Roundings, roundings};
 pub use unstated::Unstated;

@@ -1,7 +1,7 @@
 //! Elements of tensors as terms over the real numbers, in a normal form: equal terms have the same id.
 //!
 //! A term is what an element of a value is, at an index: sums and products are flat and sorted, layout operations are index
-//! arithmetic, casts between floats are not there. A reduction, or an operation that is not written out, is a *definition*: a
+//! arithmetic. Rounding to narrow dtypes is a function, or not there ([`Terms::rounds`]). A reduction, or an operation that is not written out, is a *definition*: a
 //! function of indices, whose bound variables and arguments are named canonically, and which terms apply.
 
 use crate::index::{Affine, Atom, Ix, Var};
@@ -89,6 +89,8 @@ impl Coloring {
 /// All terms, indices and definitions of a comparison.
 #[derive(Default)]
 pub(crate) struct Terms {
+    /// Whether values of narrow dtypes are rounded; otherwise they are real numbers.
+    pub(crate) rounds: bool,
     terms: Vec<Term>,
     term_ids: HashMap<Term, TermId>,
     /// A hash of each term that does not depend on the names of variables.

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 const SIZE_ATTRIBUTES: [&str; 6] = ["shape", "sizes", "size", "start", "low", "high"];
 
 /// Operations that only passes make, or that have a place of their own in the format.
-const RESERVED: [&str; 26] = [
+const RESERVED: [&str; 28] = [
     "adafactor",
     "all_gather",
     "all_reduce",
@@ -41,8 +41,10 @@ const RESERVED: [&str; 26] = [
     "param",
     "quantize",
     "reduce_scatter",
+    "round_stats",
     "scaled_cast",
     "state",
+    "tree_sum",
     "unscale",
     "update_loss_scale",
     "update_step",

@@ -8,6 +8,7 @@ mod constant;
 mod elementwise;
 mod layout;
 mod reduce;
+mod rounding;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +19,7 @@ use frit_ir::{DType, Op, Tensor, TensorType};
 use std::rc::Rc;
 
 pub(crate) use constant::constant;
+pub(crate) use rounding::{is_exact, is_narrow};
 
 /// An operand: its element over its axes.
 #[derive(Clone, Debug)]
@@ -56,6 +58,15 @@ pub(crate) fn results(
     operands: &[Operand],
     types: &[&TensorType],
 ) -> Vec<TermId> {
+    let exact = exact(t, op, operands, types);
+    if !t.rounds || rounding::is_exact(op) {
+        return exact;
+    }
+    exact.into_iter().zip(types).map(|(term, ty)| rounding::rounded(t, term, ty.dtype)).collect()
+}
+
+/// The results before they are rounded to their dtypes.
+fn exact(t: &mut Terms, op: &Op, operands: &[Operand], types: &[&TensorType]) -> Vec<TermId> {
     let one = |term: TermId| vec![term];
     let axes = types.first().map_or(vec![], |ty| t.axes(ty.shape.dims()));
     match op {

@@ -13,8 +13,8 @@ use std::collections::{HashMap, HashSet};
 /// A buffer that the forward pass updates.
 pub(super) struct Buffer {
     name: String,
-    old: ValueId,
-    new: ValueId,
+    pub(super) old: ValueId,
+    pub(super) new: ValueId,
 }
 
 pub(super) fn of(outputs: &[Output]) -> Vec<Buffer> {
@@ -34,7 +34,8 @@ impl Update {
         found_inf: ValueId,
     ) -> Result<(), Unstated> {
         let mut next = *new;
-        if self.accumulation > 1 {
+        let several = self.accumulation > 1 && !self.reproducible;
+        if several {
             // The state is what the micro-steps so far have added to the buffer.
             w.region = Region::Backward;
             let state = StateName::BufferChange(name.clone());
@@ -45,11 +46,11 @@ impl Update {
             w.carry(&state, None, next, before);
         }
         w.region = Region::Update;
-        if self.ranks > 1 && !is_same_on_all_ranks(&w.graph, *new) {
+        if self.ranks > 1 && !self.reproducible && !is_same_on_all_ranks(&w.graph, *new) {
             let mean = AllReduce { reduce: ReduceKind::Mean, unit: None, dtype: None };
             next = w.one(Op::AllReduce(mean), &[next])?;
         }
-        if self.accumulation > 1 {
+        if several {
             next = w.binary(BinaryFn::Add, *old, next)?;
         }
         let zero = w.number(found_inf, 0.0)?;
@@ -76,7 +77,7 @@ fn instead(w: &mut Writer, value: ValueId, old: ValueId, now: ValueId) -> Stated
 }
 
 /// Whether a value depends on nothing that differs between ranks: parameters and buffers are equal on all, and so are sums over ranks.
-fn is_same_on_all_ranks(graph: &Graph, value: ValueId) -> bool {
+pub(super) fn is_same_on_all_ranks(graph: &Graph, value: ValueId) -> bool {
     let (mut open, mut seen) = (vec![value], HashSet::new());
     while let Some(value) = open.pop() {
         let node = graph.def(value);

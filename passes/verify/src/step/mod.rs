@@ -9,6 +9,7 @@ mod buffers;
 mod hidden;
 mod loss;
 mod optimizer;
+mod reproducible;
 #[cfg(test)]
 mod tests;
 mod update;

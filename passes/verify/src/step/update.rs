@@ -2,15 +2,16 @@
 //!
 //! Of N ranks with A micro-steps per update, each micro-step's loss has C elements unless labels are ignored. The gradients given are
 //! those of scale / (C·A) times the loss sum, and ranks average them, so that C·A·N / (scale · count) times their sum over micro-steps is
-//! the gradient of the mean over the elements that count. A step whose gradients are not all finite is skipped: it leaves all but the loss
+//! the gradient of the mean over the elements that count (in a reproducible step, those of scale / (C·A·N) times the loss sum are given,
+//! and ranks add them). A step whose gradients are not all finite is skipped: it leaves all but the loss
 //! scale as it was.
 
 use super::writer::Writer;
 use super::{buffers, hidden, optimizer::Group};
 use crate::unstated::Unstated;
 use frit_ir::ops::{
-    BinaryFn, Concat, GradStats, MuonRule, OptimizerKind, ParamKind, ScheduleKind, StateName,
-    Unscale, UpdateLossScale, statistics_dtype,
+    BinaryFn, Concat, GradStats, MuonRule, OptimizerKind, ParamKind, ScheduleKind, Split,
+    StateName, Unscale, UpdateLossScale, statistics_dtype,
 };
 use frit_ir::{DType, Graph, Op, Origin, OutputKind, Region, Shape, Tensor, TensorType, ValueId};
 use std::collections::{BTreeMap, HashMap};
@@ -44,6 +45,8 @@ pub struct Update {
     pub capacity: f64,
     /// Number of ranks (N).
     pub ranks: usize,
+    /// Whether sums over micro-steps and ranks do not depend on A and N but by their product; ranks add gradients instead of averaging them.
+    pub reproducible: bool,
 }
 
 /// What every parameter's step reads.
@@ -74,6 +77,7 @@ pub fn updated(gradients: &Graph, update: &Update) -> Result<Graph, Unstated> {
         .map(|(value, p)| (p.name.clone(), value))
         .collect();
 
+    let micro_step = update.micro_step(&mut w)?;
     let mut trained = Vec::new();
     for output in outputs.iter().filter(|o| o.kind == OutputKind::Gradient) {
         let name = &output.name;
@@ -81,17 +85,23 @@ pub fn updated(gradients: &Graph, update: &Update) -> Result<Graph, Unstated> {
         let param =
             param.ok_or_else(|| unstated(format!("the graph has no parameter `{name}`")))?;
         let gradient = w.cast(output.value, statistics_dtype(w.dtype(param)))?;
-        let gradient = update.summed(&mut w, &StateName::GradSum, Some(name), gradient)?;
+        let gradient = match micro_step {
+            Some(k) => update.tree_sum(&mut w, k, Some(name), gradient)?,
+            None => update.summed(&mut w, &StateName::GradSum, Some(name), gradient)?,
+        };
         w.graph.add_output(name, gradient, OutputKind::Gradient);
         trained.push((name, param, gradient));
     }
-    let [loss, count] =
-        [(OutputKind::LossSum, StateName::LossSum), (OutputKind::LossCount, StateName::LossCount)]
-            .map(|(kind, state)| {
-                let value = w.cast(only(kind)?, DType::F32)?;
-                update.summed(&mut w, &state, None, value)
-            });
-    let (loss, count) = (loss?, count?);
+    let mut buffers = buffers::of(&outputs);
+    let mut loss = w.cast(only(OutputKind::LossSum)?, DType::F32)?;
+    let mut count = w.cast(only(OutputKind::LossCount)?, DType::F32)?;
+    if update.reproducible {
+        [loss, count] = update.pieces(&mut w, micro_step, [loss, count], &mut buffers)?;
+        w.region = Region::Backward;
+    } else {
+        loss = update.summed(&mut w, &StateName::LossSum, None, loss)?;
+        count = update.summed(&mut w, &StateName::LossCount, None, count)?;
+    }
     if let Some(rng) = w.find_state(&StateName::Rng) {
         // Every micro-step draws other numbers: its third element counts them.
         let one = w.constant(Tensor::vector_i64(vec![0, 0, 1, 0, 0]))?;
@@ -102,10 +112,17 @@ pub fn updated(gradients: &Graph, update: &Update) -> Result<Graph, Unstated> {
     w.region = Region::Update;
     let scale = update.scale(&mut w)?;
     let of_gradients: Vec<ValueId> = trained.iter().map(|t| t.2).collect();
-    let finite_and_squares = w.one(Op::GradStats(GradStats::default()), &of_gradients)?;
+    let exact = update.reproducible;
+    let finite_and_squares = w.one(Op::GradStats(GradStats { exact }), &of_gradients)?;
     let row = |w: &mut Writer, x| w.reshape(x, Shape::from([1]));
     let sums = [finite_and_squares, row(&mut w, count)?, row(&mut w, loss)?];
-    let sums = w.one(Op::Concat(Concat { axis: 0 }), &sums)?;
+    let mut sums = w.one(Op::Concat(Concat { axis: 0 }), &sums)?;
+    if exact {
+        sums = w.one(Op::RoundStats, &[sums])?;
+        let sizes = vec![2, 1, 1];
+        let counted = w.all(Op::Split(Split { axis: 0, sizes }), &[sums])?[1];
+        count = w.reshape(counted, Shape::scalar())?;
+    }
     let clip = update.hyper(&mut w, "optimizer.clip_grad_norm")?;
     let capacity = update.capacity * (update.accumulation * update.ranks) as f64;
     let unscaled = w.all(Op::Unscale(Unscale { capacity }), &[sums, scale, clip])?;
@@ -123,8 +140,8 @@ pub fn updated(gradients: &Graph, update: &Update) -> Result<Graph, Unstated> {
     let next = w.one(Op::UpdateStep, &[step, found_inf])?;
     w.carry(&StateName::Step, None, next, step);
     update.rescale(&mut w, scale, found_inf)?;
-    for buffer in buffers::of(&outputs) {
-        update.buffer(&mut w, &buffer, found_inf)?;
+    for buffer in &buffers {
+        update.buffer(&mut w, buffer, found_inf)?;
     }
     let lr = update.learning_rate(&mut w, "optimizer.lr", step)?;
     for (name, value) in [

@@ -57,6 +57,7 @@ pub(super) fn plain(optimizer: &str) -> Update {
         accumulation: 1,
         capacity: 2.0 * EXAMPLES,
         ranks: 1,
+        reproducible: false,
     }
 }
 

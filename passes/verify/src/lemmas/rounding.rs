@@ -1,0 +1,72 @@
+//! Rounding to narrow dtypes.
+
+use crate::term::{Function, Number, Term, TermId, Terms};
+use frit_ir::ops::UnaryFn;
+use frit_ir::{DType, Op};
+
+/// Whether values of a dtype are rounded visibly: those of f32 are told apart by the order of sums as much as by rounding.
+pub(crate) fn is_narrow(dtype: DType) -> bool {
+    dtype.is_float() && !matches!(dtype, DType::F32 | DType::F64)
+}
+
+/// Whether the results of an operation are elements of its operands, up to their signs: there is nothing to round.
+pub(crate) fn is_exact(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Reshape(_)
+            | Op::Transpose(_)
+            | Op::Expand(_)
+            | Op::Slice(_)
+            | Op::Concat(_)
+            | Op::Split(_)
+            | Op::Pad(_)
+            | Op::Embedding(_)
+            | Op::Gather(_)
+            | Op::GatherNd(_)
+            | Op::GatherElements(_)
+            | Op::Select
+            | Op::AllGather(_)
+            | Op::CustomGradient(_)
+            | Op::EnterPrecision(_)
+            | Op::LeavePrecision(_)
+            | Op::Unary(UnaryFn::Neg | UnaryFn::Detach | UnaryFn::Relu)
+    ) || op.is_leaf()
+}
+
+/// The term, rounded. Signs, powers of two and truth values are factors of the rounded number; numbers that are constants of the graph
+/// are taken to be representable.
+pub(super) fn rounded(t: &mut Terms, term: TermId, dtype: DType) -> TermId {
+    if !is_narrow(dtype) {
+        return term;
+    }
+    match t.get(term).clone() {
+        Term::Number(_) | Term::Index(_) | Term::NotNegative(_) => return term,
+        Term::Apply(f, _) if f.name == ROUND && f.attributes[0] == dtype as u64 => return term,
+        Term::Product(factors) => {
+            let is_factor = |t: &Terms, f: &(TermId, Number)| t.is_truth(f.0);
+            let (truths, rest): (Vec<_>, Vec<_>) = factors.iter().partition(|f| is_factor(t, f));
+            if !truths.is_empty() {
+                let values = |of: Vec<(TermId, Number)>| -> Vec<(TermId, f64)> {
+                    of.into_iter().map(|(t, e)| (t, e.value())).collect()
+                };
+                let (mut factors, rest) = (values(truths), values(rest));
+                let rest = t.product(&rest);
+                factors.push((rounded(t, rest, dtype), 1.0));
+                return t.product(&factors);
+            }
+        }
+        _ if t.is_truth(term) => return term,
+        _ => {}
+    }
+    let (content, _) = t.content(term);
+    let factor = content.signum() * content.abs().log2().floor().exp2();
+    if factor != 1.0 && factor.is_normal() {
+        let rest = t.scale(term, 1.0 / factor);
+        let rest = rounded(t, rest, dtype);
+        return t.scale(rest, factor);
+    }
+    let function = Function { name: ROUND, attributes: [dtype as u64, 0] };
+    t.term(Term::Apply(function, [term].into()))
+}
+
+const ROUND: &str = "round";
