@@ -1,12 +1,9 @@
 //! Definitions: reductions, and operations that are not written out, as functions of indices with canonical names of variables.
 
-use crate::index::{Affine, Atom, Ix, Kind, Var};
+use crate::index::{ANY, Affine, Atom, Ix, Kind, SIGNED, Var};
 use crate::term::{Coloring, Definition, Number, Term, TermId, Terms, mix};
 use frit_ir::Op;
 use std::collections::{HashMap, HashSet};
-
-/// The extent of an argument, which may be any index.
-const ANY: u64 = 1 << 40;
 
 /// A body that reads more constant places, such as each step of a recurrence, is a function of none of them.
 const CONSTANT_PLACES: usize = 4;
@@ -224,7 +221,7 @@ impl Terms {
             } else {
                 let place = places.iter().find(|(_, v)| *v == var);
                 at.push(place.expect("invariant: every free variable stands for an index").0);
-                Var { kind: Kind::Argument, number: at.len() as u32 - 1, extent: ANY }
+                Var { kind: Kind::Argument, number: at.len() as u32 - 1, extent: var.extent }
             };
             pairs.push((var, self.atom(Atom::Var(name))));
         }
@@ -416,7 +413,7 @@ impl Arguments<'_> {
         let var = match known {
             Some(var) => var,
             None => {
-                let var = t.fresh(ANY);
+                let var = t.fresh(if t.range(free).0 < 0 { SIGNED } else { ANY });
                 self.places.push((free, var));
                 var
             }

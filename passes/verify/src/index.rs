@@ -10,9 +10,15 @@ use crate::term::{TermId, Terms};
 pub(crate) struct Var {
     pub(crate) kind: Kind,
     pub(crate) number: u32,
-    /// The variable is below this.
+    /// The variable is below this, and not negative unless this is [`SIGNED`].
     pub(crate) extent: u64,
 }
+
+/// The extent of what stands for an index that is not negative, and of which nothing else is known.
+pub(crate) const ANY: u64 = 1 << 40;
+
+/// The extent of what stands for an index that may be negative.
+pub(crate) const SIGNED: u64 = 1 << 41;
 
 /// What a variable belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -95,6 +101,7 @@ impl Terms {
 
     fn atom_range(&self, atom: Atom) -> (i64, i64) {
         match atom {
+            Atom::Var(var) if var.extent == SIGNED => (-UNKNOWN, UNKNOWN),
             Atom::Var(var) => (0, var.extent as i64 - 1),
             Atom::Div(of, n) => {
                 let (low, high) = self.range(of);

@@ -11,7 +11,7 @@ mod function;
 mod lemmas;
 mod term;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use crate::unstated::Unstated;
 use frit_ir::ops::{LossScale, Op, Param, ParamKind, State, StateName};

@@ -87,14 +87,26 @@ pub(super) fn pad(t: &mut Terms, x: &Operand, op: &Pad, axes: &[Ix]) -> TermId {
 pub(super) fn gather(t: &mut Terms, operands: &[Operand], axis: usize, axes: &[Ix]) -> TermId {
     let (data, indices) = (&operands[0], &operands[1]);
     let rank = indices.sizes().len();
-    let row = indices.at(t, &axes[axis..axis + rank]);
+    let row = from_start(t, indices, data.sizes()[axis]);
+    let row = t.at(row, indices.sizes(), &axes[axis..axis + rank]);
     let zero = t.constant_index(0);
     let at = [&axes[..axis], &[zero], &axes[axis + rank..]].concat();
     at_data(t, data, &at, axis, row, data.sizes()[axis])
 }
 
-/// The element at these indices, but along an axis at an index that is itself data, of which is known that it is from 0 to
-/// below `n`: others are errors of the data, or count from the end in both graphs.
+/// Indices of `n` elements, of which those that are known count from the start.
+fn from_start(t: &mut Terms, indices: &Operand, n: usize) -> TermId {
+    let Some(value) = &indices.value else { return indices.term };
+    let values = value.to_i64s();
+    if values.iter().all(|ix| *ix >= 0) {
+        return indices.term;
+    }
+    let values = values.into_iter().map(|ix| if ix < 0 { ix + n as i64 } else { ix });
+    constant(t, &Tensor::ints(DType::I64, indices.sizes().to_vec(), values.collect()))
+}
+
+/// The element at these indices, but along an axis at an index that is itself data, of which is assumed that it is from 0 to
+/// below `n`.
 pub(super) fn at_data(
     t: &mut Terms,
     x: &Operand,
@@ -159,8 +171,8 @@ pub(super) fn gather_elements(
     axis: usize,
     axes: &[Ix],
 ) -> TermId {
-    let row = operands[1].at(t, axes);
     let n = operands[0].sizes()[axis];
+    let row = from_start(t, &operands[1], n);
     at_data(t, &operands[0], axes, axis, row, n)
 }
 

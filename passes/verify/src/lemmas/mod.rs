@@ -14,7 +14,7 @@ mod tests;
 
 use crate::index::Ix;
 use crate::term::{TermId, Terms};
-use frit_ir::ops::Linear;
+use frit_ir::ops::{Linear, ReduceFn};
 use frit_ir::{DType, Op, Tensor, TensorType};
 use std::rc::Rc;
 
@@ -109,7 +109,10 @@ fn exact(t: &mut Terms, op: &Op, operands: &[Operand], types: &[&TensorType]) ->
         }
         Op::GatherElements(op) => one(layout::gather_elements(t, operands, op.axis, &axes)),
 
-        Op::Reduce(op) => one(reduce::reduce(t, &operands[0], op)),
+        // A mean of integers is rounded.
+        Op::Reduce(op) if op.f != ReduceFn::Mean || types[0].dtype.is_float() => {
+            one(reduce::reduce(t, &operands[0], op))
+        }
         Op::SumTo(op) => one(reduce::sum_to(t, &operands[0], op.shape.dims())),
         Op::MatMul(op) => one(reduce::matmul(t, op, operands, &axes)),
         Op::Softmax(op) => one(reduce::softmax(t, &operands[0], op.axis, &axes)),

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 /// What an operand of a case is.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Trained,
     Given,
     Constant,
@@ -14,28 +14,28 @@ pub(super) enum Kind {
 
 /// An operation, its operands, and the weights of its results in the loss, if they are read.
 #[derive(Clone, Debug)]
-pub(super) struct Case {
-    pub(super) op: Op,
-    pub(super) operands: Vec<(Tensor, Kind)>,
-    pub(super) weights: Vec<Option<Vec<f64>>>,
+pub(crate) struct Case {
+    pub(crate) op: Op,
+    pub(crate) operands: Vec<(Tensor, Kind)>,
+    pub(crate) weights: Vec<Option<Vec<f64>>>,
     /// Elements of operands that are said to have no gradient.
-    pub(super) flat: Range<usize>,
+    pub(crate) flat: Range<usize>,
 }
 
 impl Case {
     /// The operand is given, and not trained.
-    pub(super) fn given(mut self, i: usize) -> Self {
+    pub(crate) fn given(mut self, i: usize) -> Self {
         self.operands[i].1 = Kind::Given;
         self
     }
 
-    pub(super) fn flat(mut self, flat: Range<usize>) -> Self {
+    pub(crate) fn flat(mut self, flat: Range<usize>) -> Self {
         self.flat = flat;
         self
     }
 
     /// Whether each result is read.
-    pub(super) fn reading(mut self, read: &[bool], draw: &mut Draw) -> Self {
+    pub(crate) fn reading(mut self, read: &[bool], draw: &mut Draw) -> Self {
         let types: Vec<&TensorType> = self.operands.iter().map(|(value, _)| &value.ty).collect();
         let results = self.op.infer(&types).unwrap_or_else(|e| panic!("{:?}: {e}", self.op));
         let weights = |(ty, read): (&TensorType, &bool)| read.then(|| draw.weights(&ty.shape));
@@ -45,33 +45,33 @@ impl Case {
 }
 
 /// The generator, and the element type of what it draws.
-pub(super) struct Draw {
+pub(crate) struct Draw {
     rng: fastrand::Rng,
-    pub(super) dtype: DType,
+    pub(crate) dtype: DType,
 }
 
 impl Draw {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Draw { rng: fastrand::Rng::with_seed(seed), dtype: DType::F64 }
     }
 
-    pub(super) fn size(&mut self, range: std::ops::RangeInclusive<usize>) -> usize {
+    pub(crate) fn size(&mut self, range: std::ops::RangeInclusive<usize>) -> usize {
         self.rng.usize(range)
     }
 
-    pub(super) fn chance(&mut self) -> bool {
+    pub(crate) fn chance(&mut self) -> bool {
         self.rng.bool()
     }
 
-    pub(super) fn one_of<T: Clone>(&mut self, all: &[T]) -> T {
+    pub(crate) fn one_of<T: Clone>(&mut self, all: &[T]) -> T {
         all[self.rng.usize(..all.len())].clone()
     }
 
-    pub(super) fn shuffle<T>(&mut self, all: &mut [T]) {
+    pub(crate) fn shuffle<T>(&mut self, all: &mut [T]) {
         self.rng.shuffle(all);
     }
 
-    pub(super) fn uniform(&mut self, from: f64, to: f64) -> f64 {
+    pub(crate) fn uniform(&mut self, from: f64, to: f64) -> f64 {
         from + (to - from) * self.rng.f64()
     }
 
@@ -81,12 +81,12 @@ impl Draw {
     }
 
     /// A shape of `rank` axes of up to 4 elements.
-    pub(super) fn shape(&mut self, rank: usize) -> Vec<usize> {
+    pub(crate) fn shape(&mut self, rank: usize) -> Vec<usize> {
         (0..rank).map(|_| self.rng.usize(1..=4)).collect()
     }
 
     /// Two shapes that broadcast, the second to the first and then perhaps exchanged.
-    pub(super) fn broadcast(&mut self) -> (Vec<usize>, Vec<usize>) {
+    pub(crate) fn broadcast(&mut self) -> (Vec<usize>, Vec<usize>) {
         let rank = self.size(0..=3);
         let full = self.shape(rank);
         let mut part = full[self.rng.usize(0..=rank)..].to_vec();
@@ -95,7 +95,7 @@ impl Draw {
     }
 
     /// Numbers of a range, far enough from each other and from multiples of ½ for differences.
-    pub(super) fn numbers(&mut self, n: usize, from: f64, to: f64) -> Vec<f64> {
+    pub(crate) fn numbers(&mut self, n: usize, from: f64, to: f64) -> Vec<f64> {
         let mut drawn: Vec<f64> = Vec::with_capacity(n);
         while drawn.len() < n {
             let x = self.uniform(from, to);
@@ -107,12 +107,12 @@ impl Draw {
         drawn
     }
 
-    pub(super) fn tensor(&self, shape: impl Into<Shape>, elements: Vec<f64>) -> (Tensor, Kind) {
+    pub(crate) fn tensor(&self, shape: impl Into<Shape>, elements: Vec<f64>) -> (Tensor, Kind) {
         let ty = TensorType::new(self.dtype, shape);
         (Tensor::exact(ty, TensorData::Float(elements)), Kind::Trained)
     }
 
-    pub(super) fn between(
+    pub(crate) fn between(
         &mut self,
         from: f64,
         to: f64,
@@ -123,12 +123,12 @@ impl Draw {
         self.tensor(shape, elements)
     }
 
-    pub(super) fn floats(&mut self, shape: impl Into<Shape>) -> (Tensor, Kind) {
+    pub(crate) fn floats(&mut self, shape: impl Into<Shape>) -> (Tensor, Kind) {
         self.between(-2.0, 2.0, shape)
     }
 
     /// Of either sign, at least a half in size.
-    pub(super) fn nonzero(&mut self, shape: impl Into<Shape>) -> (Tensor, Kind) {
+    pub(crate) fn nonzero(&mut self, shape: impl Into<Shape>) -> (Tensor, Kind) {
         let shape = shape.into();
         let mut elements = self.numbers(shape.numel(), 0.6, 1.9);
         elements.iter_mut().for_each(|x| *x = if self.rng.bool() { -*x } else { *x });
@@ -136,14 +136,14 @@ impl Draw {
     }
 
     /// Indices of `n` elements, some from the end.
-    pub(super) fn indices(&mut self, n: usize, shape: impl Into<Shape>) -> (Tensor, Kind) {
+    pub(crate) fn indices(&mut self, n: usize, shape: impl Into<Shape>) -> (Tensor, Kind) {
         let shape = shape.into();
         let n = n as i64;
         let elements = (0..shape.numel()).map(|_| self.rng.i64(-n..n)).collect();
         self.integers(shape, elements)
     }
 
-    pub(super) fn integers(
+    pub(crate) fn integers(
         &mut self,
         shape: impl Into<Shape>,
         elements: Vec<i64>,
@@ -152,14 +152,14 @@ impl Draw {
         (Tensor::ints(dtype, shape, elements), Kind::Given)
     }
 
-    pub(super) fn bools(&mut self, shape: impl Into<Shape>) -> (Tensor, Kind) {
+    pub(crate) fn bools(&mut self, shape: impl Into<Shape>) -> (Tensor, Kind) {
         let shape = shape.into();
         let elements = (0..shape.numel()).map(|_| self.rng.i64(0..2)).collect();
         (Tensor::ints(DType::Bool, shape, elements), Kind::Given)
     }
 
     /// A case whose first result is read.
-    pub(super) fn case(&mut self, op: Op, operands: Vec<(Tensor, Kind)>) -> Case {
+    pub(crate) fn case(&mut self, op: Op, operands: Vec<(Tensor, Kind)>) -> Case {
         let case = Case { op, operands, weights: Vec::new(), flat: 0..0 };
         case.reading(&[true], self)
     }

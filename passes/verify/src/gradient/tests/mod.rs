@@ -1,7 +1,7 @@
 //! Every lemma at random against central differences of its operation, in f64.
 
-mod cases;
-mod draw;
+pub(crate) mod cases;
+pub(crate) mod draw;
 mod functions;
 mod mutants;
 mod whole;
@@ -21,11 +21,11 @@ const STEP: f64 = 1e-3;
 /// Loss scale and factor of the seed, powers of two.
 const SEED: (f64, f64) = (1024.0, 0.125);
 
-fn add(g: &mut Graph, op: Op, inputs: &[ValueId]) -> Vec<ValueId> {
+pub(crate) fn add(g: &mut Graph, op: Op, inputs: &[ValueId]) -> Vec<ValueId> {
     g.add(op, inputs, Origin::none(), Region::Forward).unwrap_or_else(|e| panic!("{e}"))
 }
 
-fn param(name: &str, ty: TensorType, kind: ParamKind) -> Op {
+pub(crate) fn param(name: &str, ty: TensorType, kind: ParamKind) -> Op {
     let (init, reason) = (Init::Weights, String::new());
     let (held, unit, sharded) = (None, None, false);
     Op::Param(Param { name: name.into(), ty, kind, reason, init, held, unit, sharded })

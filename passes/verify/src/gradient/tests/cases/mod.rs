@@ -10,7 +10,7 @@ use super::draw::{Case, Draw, Kind};
 use frit_ir::DType;
 
 /// Cases in each element type, most in f64; some operands of some are not trained.
-pub(super) fn cases(seed: u64) -> Vec<Case> {
+pub(crate) fn cases(seed: u64) -> Vec<Case> {
     let mut all = Vec::new();
     for (i, dtype) in
         [DType::F64, DType::F64, DType::F64, DType::F32, DType::BF16].iter().enumerate()

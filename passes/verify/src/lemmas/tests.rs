@@ -1,1 +1,0 @@
-//! Each lemma against the interpreter.
