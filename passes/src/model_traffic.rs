@@ -5,8 +5,8 @@
 //! answered twice:
 //!
 //! - *All values*: operands and results of every operation that is neither elementwise nor a view: of a matmul, convolution, attention,
-//!   norm, softmax, reduction, embedding, loss, optimizer. Elementwise operations belong to their neighbors, views to their operand, and
-//!   so do casts to a wider dtype. A plan may move less, for a kernel may not write what the next operation reads.
+//!   norm, softmax, reduction, embedding, loss, optimizer. Elementwise operations and concatenations belong to their neighbors, views to
+//!   their operand, and so do casts to a wider dtype. A plan may move less, for a kernel may not write what the next operation reads.
 //! - *The least*: only those that are in memory however elementwise operations are fused with others. These are operands of operations
 //!   that are neither elementwise nor views, results of the step, and what an elementwise operation reads that must wait for another
 //!   operation than the one it reads from: a saved activation, the residual stream beside a block. As long as each of those
@@ -88,8 +88,8 @@ fn wait(step: &Graph) -> BTreeSet<ValueId> {
 
 /// Whether no operand or result of a node counts on its account.
 fn is_free(node: &Node) -> bool {
-    let is_view = node.op.precision().class == Class::Layout && !looks_up(node);
-    node.op.is_leaf() || node.op.is_pointwise() || is_view
+    let rearranges = node.op.is_layout() || node.op.precision().class == Class::Layout;
+    node.op.is_leaf() || node.op.is_pointwise() || (rearranges && !looks_up(node))
 }
 
 /// Whether a node reads some rows of its first operand.

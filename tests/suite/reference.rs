@@ -279,7 +279,8 @@ fn gpt2_moves_less_than_each_of_its_values_twice() {
     assert_eq!(found.bytes, found.rows.iter().map(|row| row.bytes).sum::<u64>());
     let [least, all] = found.ratios();
     assert!((0.5..1.0).contains(&all), "{all}");
-    assert!((1.0..1.38).contains(&least), "{least}");
+    // 76.0 GiB over 55.6, as counted by hand: the gradients of query, key and value count once, joined.
+    assert!((1.36..1.375).contains(&least), "{least}");
     // The number is the model's: a plan that moves more has a larger ratio.
     let whole = of(&["memory.loss_chunks=1"]);
     let again = of(&["memory.recompute=unit"]);
