@@ -17,7 +17,7 @@ use frit_verify::{
     gradient, roundings, step,
 };
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 /// What is known of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -67,9 +67,9 @@ pub struct Checked {
 pub struct Rounded {
     /// The output, by its kind and name.
     pub output: String,
-    /// Operations whose results are rounded on the way to it, as `matmul to bf16`, and how many. None: it differs at most by the order of
+    /// Operations whose results are rounded on the way to it, as `matmul to bf16`. None: it differs at most by the order of
     /// sums, and by what arithmetic in f32 rounds.
-    pub operations: BTreeMap<String, usize>,
+    pub operations: BTreeSet<String>,
 }
 
 /// What is known of all passes of a compilation, and of the plan.
@@ -112,7 +112,7 @@ pub fn certify(
 
 fn rounded(found: Roundings) -> Rounded {
     let operations = found.operations.into_iter();
-    let operations = operations.map(|((dtype, op), n)| (format!("{op} to {dtype}"), n)).collect();
+    let operations = operations.map(|(dtype, op)| format!("{op} to {dtype}")).collect();
     Rounded { output: found.output, operations }
 }
 

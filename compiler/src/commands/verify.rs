@@ -113,7 +113,7 @@ fn page(plan: &Path, certificate: &Certificate) -> String {
 fn roundings(outputs: &[Rounded]) -> String {
     let mut alike: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for output in outputs {
-        let operations = output.operations.keys().cloned().collect::<Vec<_>>().join(", ");
+        let operations = output.operations.iter().cloned().collect::<Vec<_>>().join(", ");
         alike.entry(operations).or_default().push(&output.output);
     }
     let line = |(operations, names): (String, Vec<&str>)| {

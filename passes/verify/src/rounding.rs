@@ -2,8 +2,11 @@
 
 use crate::compare::key_of;
 use crate::lemmas::{is_exact, is_narrow};
-use frit_ir::{DType, Graph, Op};
-use std::collections::BTreeMap;
+use frit_ir::{DType, Graph, Node, Op};
+use std::collections::BTreeSet;
+
+/// Operations whose results are rounded, by dtype and name.
+type Operations = BTreeSet<(DType, &'static str)>;
 
 /// The roundings on the way to an output.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,38 +14,34 @@ pub struct Roundings {
     /// The output, by its kind and name.
     pub output: String,
     /// Operations whose results are rounded, by dtype and name. Inside a region some of them need not be.
-    pub operations: BTreeMap<(DType, &'static str), usize>,
+    pub operations: BTreeSet<(DType, &'static str)>,
 }
 
 /// The roundings on the way to each output of a graph: operations that compute results of less than 32 bits.
 pub fn roundings(graph: &Graph) -> Vec<Roundings> {
-    let found = graph.outputs.iter().map(|output| {
-        let mut operations = BTreeMap::new();
-        for id in graph.ancestors([output.value]) {
-            let node = graph.node(id);
-            match &node.op {
-                Op::Fusion(fusion) => {
-                    fusion.body.nodes().for_each(|(_, n)| count(&fusion.body, n, &mut operations));
-                }
-                _ => count(graph, node, &mut operations),
+    let mut before: Vec<Operations> = vec![Operations::new(); graph.n_values()];
+    for (_, node) in graph.nodes() {
+        let mut all = Operations::new();
+        node.inputs.iter().for_each(|v| all.extend(&before[v.0 as usize]));
+        match &node.op {
+            Op::Fusion(fusion) => {
+                all.extend(fusion.body.nodes().filter_map(|(_, n)| rounding(&fusion.body, n)));
             }
+            _ => all.extend(rounding(graph, node)),
         }
-        Roundings { output: key_of(graph, output), operations }
+        node.outputs.iter().for_each(|v| before[v.0 as usize].clone_from(&all));
+    }
+    let outputs = graph.outputs.iter().map(|output| Roundings {
+        output: key_of(graph, output),
+        operations: before[output.value.0 as usize].clone(),
     });
-    found.collect()
+    outputs.collect()
 }
 
-fn count(graph: &Graph, node: &frit_ir::Node, to: &mut BTreeMap<(DType, &'static str), usize>) {
-    let widens = matches!(node.op, Op::Cast(_))
-        && node
-            .inputs
-            .iter()
-            .all(|v| graph.ty(*v).dtype.widens_to(graph.ty(node.outputs[0]).dtype));
-    if is_exact(&node.op) || widens {
-        return;
-    }
-    let narrow = node.outputs.iter().map(|v| graph.ty(*v).dtype).find(|dtype| is_narrow(*dtype));
-    if let Some(dtype) = narrow {
-        *to.entry((dtype, node.op.name())).or_default() += 1;
-    }
+/// To what a node rounds.
+fn rounding(graph: &Graph, node: &Node) -> Option<(DType, &'static str)> {
+    let to = |dtype: DType| node.inputs.iter().all(|v| graph.ty(*v).dtype.widens_to(dtype));
+    let narrow = node.outputs.iter().map(|v| graph.ty(*v).dtype).find(|dtype| is_narrow(*dtype))?;
+    let widens = matches!(node.op, Op::Cast(_)) && to(narrow);
+    (!is_exact(&node.op) && !widens).then(|| (narrow, node.op.name()))
 }
