@@ -212,6 +212,8 @@ impl Terms {
             Arguments { bound: &over, constants, places: vec![], seen: HashMap::new() };
         let body = arguments.abstracted(self, body);
         let places = arguments.places;
+        // A sum in the body, which is now of other variables, may have another sign.
+        let (factor, body) = if by == "sum" { self.content(body) } else { (1.0, body) };
         let order = self.canonical_order(body, &over, &places);
         let (mut pairs, mut bound, mut at) = (vec![], vec![], vec![]);
         for var in order {
@@ -227,7 +229,8 @@ impl Terms {
         }
         let body = self.substitute(body, pairs);
         let definition = self.define(Definition::Reduce { by, bound, body });
-        self.term(Term::Defined(definition, at.into()))
+        let reduced = self.term(Term::Defined(definition, at.into()));
+        self.scale(reduced, factor)
     }
 
     /// How many constant indices a term has.

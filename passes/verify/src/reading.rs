@@ -1,5 +1,6 @@
 //! What every value of a graph is, as a term over its axes.
 
+use crate::chunks::Chunks;
 use crate::index::{Atom, Ix, Kind, Var};
 use crate::lemmas::{self, Operand};
 use crate::term::{Term, TermId, Terms};
@@ -77,6 +78,7 @@ pub(crate) struct Reading {
     pub(crate) reduced_early: bool,
     /// By value, over the axes of its shape.
     pub(crate) terms: Vec<Option<TermId>>,
+    chunks: Chunks,
 }
 
 impl Reading {
@@ -105,6 +107,7 @@ impl Reading {
             sharded: sharded_values(graph),
             reduced_early: graph.nodes().any(|(_, n)| early(n)),
             terms: vec![None; graph.n_values()],
+            chunks: Chunks::default(),
         }
     }
 
@@ -172,7 +175,7 @@ impl Reading {
     }
 
     fn results(
-        &self,
+        &mut self,
         t: &mut Terms,
         graph: &Graph,
         node: &Node,
@@ -185,12 +188,13 @@ impl Reading {
         });
         let operands: Vec<Operand> = operands.collect();
         let types: Vec<_> = node.outputs.iter().map(|v| graph.ty(*v)).collect();
-        lemmas::results(t, &node.op, &operands, &types)
+        let results = lemmas::results(t, &node.op, &operands, &types);
+        self.chunks.joined(t, node, &operands, (results, &types))
     }
 
     /// The part of a rank in the statistics of what all ranks of a replica hold together: which part does not matter, as it is only
     /// ever summed, so the first rank has all.
-    fn statistics_of_shards(&self, t: &mut Terms, graph: &Graph, node: &Node) -> Vec<TermId> {
+    fn statistics_of_shards(&mut self, t: &mut Terms, graph: &Graph, node: &Node) -> Vec<TermId> {
         let whole = self.results(t, graph, node, &HashMap::new());
         let rank = match self.ranks.shards {
             1 => t.constant_index(0),
@@ -235,8 +239,12 @@ impl Reading {
         let inputs = body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
         for ((_, input), operand) in inputs.zip(&node.inputs) {
             inner.terms[input.outputs[0].0 as usize] = Some(self.of(*operand));
+            self.chunks.hand_on(*operand, &mut inner.chunks, input.outputs[0]);
         }
         inner.read(t, body, &mut HashMap::new());
+        for (output, result) in body.outputs.iter().zip(&node.outputs) {
+            inner.chunks.hand_on(output.value, &mut self.chunks, *result);
+        }
         body.outputs.iter().map(|o| inner.of(o.value)).collect()
     }
 }
