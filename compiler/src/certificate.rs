@@ -18,6 +18,9 @@ use frit_verify::{
 };
 use serde::Serialize;
 use std::collections::BTreeSet;
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, available_parallelism};
 
 /// What is known of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -100,14 +103,15 @@ pub fn certify(
     plan: Option<&Plan>,
 ) -> Result<Certificate, Report> {
     let request = Request { without_code: true, evaluation: true, ..request.clone() };
-    let mut checker = Checker::new(imported(&request, config)?.graph, config);
-    let compiled = compile(&request, config, &mut checker)?;
+    let checker = Checker::new(imported(&request, config)?.graph, config);
+    let mut steps = Steps { checker, done: vec![] };
+    let compiled = compile(&request, config, &mut steps)?;
     let edited = match (plan, &compiled) {
         (Some(plan), Some(compiled)) => differing(plan, compiled),
         _ => vec![],
     };
-    let outputs = roundings(&checker.before).into_iter().map(rounded).collect();
-    Ok(Certificate { passes: checker.passes, outputs, edited })
+    let outputs = roundings(&steps.checker.before).into_iter().map(rounded).collect();
+    Ok(Certificate { passes: steps.checked(), outputs, edited })
 }
 
 fn rounded(found: Roundings) -> Rounded {
@@ -116,7 +120,7 @@ fn rounded(found: Roundings) -> Rounded {
     Rounded { output: found.output, operations }
 }
 
-/// Checks each pass as it runs.
+/// Checks what passes do to a graph, one after the other.
 #[derive(Clone)]
 pub struct Checker {
     before: Graph,
@@ -126,8 +130,6 @@ pub struct Checker {
     ranks: Ranks,
     /// Elements of the loss of a micro-step.
     capacity: f64,
-    /// What is known so far.
-    pub passes: Vec<Checked>,
 }
 
 /// Differences that are listed of a pass.
@@ -145,7 +147,6 @@ impl Checker {
             config: config.clone(),
             ranks,
             capacity: 0.0,
-            passes: vec![],
         }
     }
 
@@ -176,7 +177,7 @@ impl Checker {
         }
         if pass == differentiate::INFO.name {
             let of_step = config.run.reproducible.unwrap_or(config.run.accumulation);
-            return stated(gradient::differentiated(before, of_step, self.capacity));
+            return stated(gradient::differentiated(before, of_step, capacity(before)));
         }
         if pass == loss_scale::INFO.name {
             // What it adds is part of what `update` must be.
@@ -202,27 +203,78 @@ impl Checker {
 
 impl Checker {
     /// What is known of the next pass, which made this graph.
-    pub fn check(&mut self, pass: &str, graph: &Graph) -> &Checked {
+    pub fn check(&mut self, pass: &str, graph: &Graph) -> Checked {
+        let checked = self.checked(pass, graph);
+        self.advance(pass, graph);
+        checked
+    }
+
+    /// Goes on to the pass after one that made this graph.
+    fn advance(&mut self, pass: &str, graph: &Graph) {
+        let before = std::mem::replace(&mut self.before, graph.clone());
         if pass == differentiate::INFO.name {
-            self.capacity = loss::capacity(&self.before).unwrap_or(0) as f64;
+            self.capacity = capacity(&before);
         }
         if pass == loss_scale::INFO.name {
-            self.with_gradients = Some(self.before.clone());
+            self.with_gradients = Some(before);
         }
+    }
+
+    fn checked(&self, pass: &str, graph: &Graph) -> Checked {
         let (verdict, differences) = self.relation(pass, graph);
         let differs = !differences.is_empty() && verdict != Verdict::Rounded;
         let verdict = if differs { Verdict::NotShown } else { verdict };
         let differences = differences.iter().take(LISTED).map(words).collect();
-        self.passes.push(Checked { pass: pass.into(), verdict, differences });
-        self.before = graph.clone();
-        &self.passes[self.passes.len() - 1]
+        Checked { pass: pass.into(), verdict, differences }
     }
 }
 
-impl Observer for Checker {
+/// What passes did, to be checked.
+struct Steps {
+    /// After the last of them.
+    checker: Checker,
+    /// Before each, with its name and the graph that it made.
+    done: Vec<(Checker, String, Graph)>,
+}
+
+impl Observer for Steps {
     fn after(&mut self, _: usize, pass: &str, graph: &Graph) {
-        self.check(pass, graph);
+        self.done.push((self.checker.clone(), pass.into(), graph.clone()));
+        self.checker.advance(pass, graph);
     }
+}
+
+impl Steps {
+    /// What is known of each pass: they are checked side by side, as no check needs another.
+    fn checked(&self) -> Vec<Checked> {
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut checked = vec![];
+            while let Some((i, (before, pass, graph))) = self.take(&next) {
+                checked.push((i, before.checked(pass, graph)));
+            }
+            checked
+        };
+        let threads = available_parallelism().map_or(1, NonZero::get);
+        let mut checked: Vec<(usize, Checked)> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            let results = threads.into_iter();
+            results.flat_map(|t| t.join().expect("a check does not panic")).collect()
+        });
+        checked.sort_unstable_by_key(|(i, _)| *i);
+        checked.into_iter().map(|(_, checked)| checked).collect()
+    }
+
+    /// A step that no thread has taken yet; the last are the largest.
+    fn take(&self, next: &AtomicUsize) -> Option<(usize, &(Checker, String, Graph))> {
+        let i = self.done.len().checked_sub(next.fetch_add(1, Ordering::Relaxed) + 1)?;
+        Some((i, &self.done[i]))
+    }
+}
+
+/// Elements of the loss of a micro-step, in the graph before `differentiate`.
+fn capacity(graph: &Graph) -> f64 {
+    loss::capacity(graph).unwrap_or(0) as f64
 }
 
 fn words(difference: &Difference) -> String {

@@ -238,6 +238,7 @@ fn names_are_made_legal_and_unique() {
           %a_b_1: f32[] = hyper {default = 0.5, name = "h"}
           %_a_1: f32[] = hyper {default = 0.5, name = "h"}
           %_7: f32[] = hyper {default = 0.5, name = "h"}
+          %_0: f32[] = hyper {default = 0.5, name = "h"}
           %_: f32[] = hyper {default = 0.5, name = "h"}
         }
     "#]]

@@ -210,8 +210,17 @@ impl Terms {
         let constants = self.constant_places(body) <= CONSTANT_PLACES;
         let mut arguments =
             Arguments { bound: &over, constants, places: vec![], seen: HashMap::new() };
-        let body = arguments.abstracted(self, body);
-        let places = arguments.places;
+        let mut body = arguments.abstracted(self, body);
+        let mut places = arguments.places;
+        // That an index may be negative is told apart only where it makes a difference.
+        for (_, var) in places.iter_mut().filter(|(_, var)| var.extent == SIGNED) {
+            let (from, to) = (*var, self.fresh(ANY));
+            let [before, after] = [from, to].map(|v| self.atom(Atom::Var(v)));
+            let positive = self.substitute(body, vec![(from, after)]);
+            if self.substitute(positive, vec![(to, before)]) == body {
+                (body, *var) = (positive, to);
+            }
+        }
         // A sum in the body, which is now of other variables, may have another sign.
         let (factor, body) = if by == "sum" { self.content(body) } else { (1.0, body) };
         let order = self.canonical_order(body, &over, &places);

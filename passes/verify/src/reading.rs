@@ -135,7 +135,7 @@ impl Reading {
                     constants.insert(node.outputs[0], Rc::new(value.clone()));
                     vec![lemmas::constant(t, value)]
                 }
-                Op::Fusion(fusion) => self.fusion(t, fusion, node),
+                Op::Fusion(fusion) => self.fusion(t, fusion, node, constants),
                 op if op.is_leaf() => vec![self.leaf(t, graph, node)],
                 Op::AllGather(_) => vec![self.of(node.inputs[0])],
                 Op::ReduceScatter(op) => {
@@ -233,16 +233,26 @@ impl Reading {
     }
 
     /// A region: its body, of these operands.
-    fn fusion(&mut self, t: &mut Terms, fusion: &Fusion, node: &Node) -> Vec<TermId> {
+    fn fusion(
+        &mut self,
+        t: &mut Terms,
+        fusion: &Fusion,
+        node: &Node,
+        constants: &mut HashMap<ValueId, Rc<Tensor>>,
+    ) -> Vec<TermId> {
         let body = &fusion.body;
         let mut inner = Reading::unread(body, self.ranks);
+        let mut known = HashMap::new();
         let inputs = body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
         for ((_, input), operand) in inputs.zip(&node.inputs) {
-            inner.terms[input.outputs[0].0 as usize] = Some(self.of(*operand));
-            self.chunks.hand_on(*operand, &mut inner.chunks, input.outputs[0]);
+            let value = input.outputs[0];
+            inner.terms[value.0 as usize] = Some(self.of(*operand));
+            known.extend(constants.get(operand).map(|x| (value, x.clone())));
+            self.chunks.hand_on(*operand, &mut inner.chunks, value);
         }
-        inner.read(t, body, &mut HashMap::new());
+        inner.read(t, body, &mut known);
         for (output, result) in body.outputs.iter().zip(&node.outputs) {
+            constants.extend(known.get(&output.value).map(|x| (*result, x.clone())));
             inner.chunks.hand_on(output.value, &mut self.chunks, *result);
         }
         body.outputs.iter().map(|o| inner.of(o.value)).collect()
