@@ -127,7 +127,7 @@ fn exact(t: &mut Terms, op: &Op, operands: &[Operand], types: &[&TensorType]) ->
         Op::SoftmaxGrad(op) => one(reduce::softmax_grad(t, operands, op.axis, &axes)),
         Op::LogSoftmaxGrad(op) => one(reduce::log_softmax_grad(t, operands, op.axis, &axes)),
         Op::Attention(op) => attention::attention(t, op, operands, &axes),
-        Op::Unscale(_) => {
+        Op::Unscale(_) | Op::RoundStats => {
             let parts = layout::elements(t, &operands[0]);
             layout::opaque(t, op, &[parts, operands[1..].to_vec()].concat(), types)
         }

@@ -1,6 +1,7 @@
 //! Operations that have no gradient: comparisons, integers, gradients themselves, and what later passes add.
 
 use crate::gradient::tests::draw::{Case, Draw, Kind};
+use frit_ir::ops::reproducible::DIGITS;
 use frit_ir::ops::*;
 use frit_ir::{DType, Graph, Origin, OutputKind, Region, Tensor, TensorType};
 
@@ -249,6 +250,8 @@ fn steps(draw: &mut Draw, all: &mut Vec<Case>) {
     case(all, Op::LossScale(LossScale { factor: 0.125 }), vec![x]);
     let operands = vec![f32s(draw, &[4]), f32s(draw, &[]), f32s(draw, &[])];
     case(all, Op::Unscale(Unscale { capacity: 6.0 }), operands);
+    let operands = vec![f32s(draw, &[3 + DIGITS])];
+    case(all, Op::RoundStats, operands);
     let operands = vec![draw.floats([2, 3]), draw.floats([4])];
     case(all, Op::GradStats(GradStats { exact: false }), operands);
     let operands = [0; 4].map(|_| draw.floats([3])).to_vec();

@@ -177,7 +177,7 @@ impl<'a> Numbers<'a> {
                 operands.iter().map(|(term, sizes)| self.elements(*term, sizes, &arguments));
             let mut elements: Vec<(Vec<usize>, Vec<f64>)> = elements.collect();
             // The statistics are given one by one.
-            if let Op::Unscale(_) = op {
+            if let Op::Unscale(_) | Op::RoundStats = op {
                 let rest = elements.split_off(elements.len() + 1 - types.len());
                 let statistics: Vec<f64> = elements.into_iter().flat_map(|(_, x)| x).collect();
                 elements = [vec![(vec![statistics.len()], statistics)], rest].concat();

@@ -255,7 +255,6 @@ const OPAQUE: &[&str] = &[
     "quantize",
     "random",
     "random_mask",
-    "round_stats",
     "state",
     "tree_sum",
     "update_loss_scale",
