@@ -1,7 +1,7 @@
 //! Where a graph rounds what an output is made of.
 
 use crate::compare::key_of;
-use crate::lemmas::{is_exact, is_narrow};
+use crate::lemmas::is_exact;
 use frit_ir::{DType, Graph, Node, Op};
 use std::collections::BTreeSet;
 
@@ -41,7 +41,8 @@ pub fn roundings(graph: &Graph) -> Vec<Roundings> {
 /// To what a node rounds.
 fn rounding(graph: &Graph, node: &Node) -> Option<(DType, &'static str)> {
     let to = |dtype: DType| node.inputs.iter().all(|v| graph.ty(*v).dtype.widens_to(dtype));
-    let narrow = node.outputs.iter().map(|v| graph.ty(*v).dtype).find(|dtype| is_narrow(*dtype))?;
+    let narrow =
+        node.outputs.iter().map(|v| graph.ty(*v).dtype).find(|dtype| dtype.is_low_precision())?;
     let widens = matches!(node.op, Op::Cast(_)) && to(narrow);
     (!is_exact(&node.op) && !widens).then(|| (narrow, node.op.name()))
 }

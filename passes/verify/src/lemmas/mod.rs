@@ -19,7 +19,7 @@ use frit_ir::{DType, Op, Tensor, TensorType};
 use std::rc::Rc;
 
 pub(crate) use constant::constant;
-pub(crate) use rounding::{is_exact, is_narrow};
+pub(crate) use rounding::is_exact;
 
 /// An operand: its element over its axes.
 #[derive(Clone, Debug)]

@@ -4,23 +4,11 @@ use crate::term::{Function, Number, Term, TermId, Terms};
 use frit_ir::ops::UnaryFn;
 use frit_ir::{DType, Op};
 
-/// Whether values of a dtype are rounded visibly: those of f32 are told apart by the order of sums as much as by rounding.
-pub(crate) fn is_narrow(dtype: DType) -> bool {
-    dtype.is_float() && !matches!(dtype, DType::F32 | DType::F64)
-}
-
 /// Whether the results of an operation are elements of its operands, up to their signs: there is nothing to round.
 pub(crate) fn is_exact(op: &Op) -> bool {
-    matches!(
+    let moves = matches!(
         op,
-        Op::Reshape(_)
-            | Op::Transpose(_)
-            | Op::Expand(_)
-            | Op::Slice(_)
-            | Op::Concat(_)
-            | Op::Split(_)
-            | Op::Pad(_)
-            | Op::Embedding(_)
+        Op::Embedding(_)
             | Op::Gather(_)
             | Op::GatherNd(_)
             | Op::GatherElements(_)
@@ -30,13 +18,14 @@ pub(crate) fn is_exact(op: &Op) -> bool {
             | Op::EnterPrecision(_)
             | Op::LeavePrecision(_)
             | Op::Unary(UnaryFn::Neg | UnaryFn::Detach | UnaryFn::Relu)
-    ) || op.is_leaf()
+    );
+    moves || op.is_layout() || op.is_leaf()
 }
 
 /// The term, rounded. Signs, powers of two and truth values are factors of the rounded number; numbers that are constants of the graph
 /// are taken to be representable.
 pub(super) fn rounded(t: &mut Terms, term: TermId, dtype: DType) -> TermId {
-    if !is_narrow(dtype) {
+    if !dtype.is_low_precision() {
         return term;
     }
     match t.get(term).clone() {
