@@ -167,13 +167,19 @@ vectorized! {
 vectorized! {
     fn narrow_bf16(src: &[f32], dst: &mut [bf16]) {
         for (to, from) in dst.iter_mut().zip(src) {
-            let bits = from.to_bits();
-            let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-            let quiet = (bits >> 16) | 0x40;
-            let nan = bits & 0x7fff_ffff > 0x7f80_0000;
-            *to = bf16::from_bits(if nan { quiet } else { rounded } as u16);
+            *to = to_bf16(*from);
         }
     }
+}
+
+/// Rounds to nearest even; a loop over this is vectorized.
+#[inline(always)]
+pub(crate) fn to_bf16(x: f32) -> bf16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    let quiet = (bits >> 16) | 0x40;
+    let nan = bits & 0x7fff_ffff > 0x7f80_0000;
+    bf16::from_bits(if nan { quiet } else { rounded } as u16)
 }
 
 #[cfg(test)]

@@ -53,7 +53,7 @@ use order::TopK;
 use pooling::Pooling;
 use quantize::{Format, quantize};
 use random::{Random, RandomMask};
-use reduce::sum_squares;
+use reduce::{Elements, sum_squares};
 use reduce_axes::ReduceAxes;
 use serde::{Deserialize, Serialize};
 
@@ -399,18 +399,15 @@ unsafe fn attention_grad(
 /// # Safety
 /// As for [`Routine::run`].
 unsafe fn grad_stats(pool: &Pool, reads: &[Operand], out: *mut f32) {
-    let (mut squares, mut bad) = (0.0, 0);
-    for operand in reads {
-        let len = operand.bytes / Elem::F32.size();
-        // SAFETY: as for the caller.
-        let sum = unsafe { sum_squares(pool, operand.pointer, Elem::F32, len) };
-        squares += sum.value;
-        bad += sum.n_non_finite;
-    }
+    let parts: Vec<Elements> = reads
+        .iter()
+        .map(|operand| (operand.pointer.cast_const(), operand.bytes / Elem::F32.size()))
+        .collect();
     // SAFETY: as for the caller.
     unsafe {
-        out.write(bad as f32);
-        out.add(1).write(squares as f32);
+        let sum = sum_squares(pool, &parts, Elem::F32);
+        out.write(sum.n_non_finite as f32);
+        out.add(1).write(sum.value as f32);
     }
 }
 

@@ -22,13 +22,16 @@ pub struct Sum {
     pub n_non_finite: u64,
 }
 
-/// The sum of squares of `len` contiguous elements.
+/// Contiguous elements: where they begin, and how many there are.
+pub type Elements = (*const u8, usize);
+
+/// The sum of squares of all parts, part by part.
 ///
 /// # Safety
-/// `src` must be aligned and readable for `len` elements.
-pub unsafe fn sum_squares(pool: &Pool, src: *const u8, elem: Elem, len: usize) -> Sum {
+/// Each part must be aligned and readable for its elements.
+pub unsafe fn sum_squares(pool: &Pool, parts: &[Elements], elem: Elem) -> Sum {
     // SAFETY: passed on.
-    unsafe { blocks(pool, src, elem, len, block_squares) }
+    unsafe { blocks(pool, parts, elem, block_squares) }
 }
 
 /// The sum of `len` contiguous elements.
@@ -37,43 +40,58 @@ pub unsafe fn sum_squares(pool: &Pool, src: *const u8, elem: Elem, len: usize) -
 /// `src` must be aligned and readable for `len` elements.
 pub unsafe fn sum(pool: &Pool, src: *const u8, elem: Elem, len: usize) -> Sum {
     // SAFETY: passed on.
-    unsafe { blocks(pool, src, elem, len, block_sum) }
+    unsafe { blocks(pool, &[(src, len)], elem, block_sum) }
 }
 
-unsafe fn blocks(
-    pool: &Pool,
-    src: *const u8,
-    elem: Elem,
-    len: usize,
-    reduce: fn(&[f32]) -> Sum,
-) -> Sum {
-    let n_blocks = len.div_ceil(BLOCK);
+unsafe fn blocks(pool: &Pool, parts: &[Elements], elem: Elem, reduce: fn(&[f32]) -> Sum) -> Sum {
+    // The blocks of all parts are one job, as many parts have few. `ends` counts those up to the end of each part.
+    let ends: Vec<usize> = parts
+        .iter()
+        .scan(0, |end, (_, len)| {
+            *end += len.div_ceil(BLOCK);
+            Some(*end)
+        })
+        .collect();
+    let n_blocks = ends.last().copied().unwrap_or(0);
     let [partial] = pool.common([n_blocks * size_of::<Sum>()]);
-    let (src, partial) = (Shareable::new(src), Shareable::new(partial.cast::<Sum>()));
+    let partial = partial.cast::<Sum>();
+    let at = Shareable::new((parts, partial));
     pool.run(n_blocks.div_ceil(BLOCKS_PER_CHUNK), &|chunk| {
+        let (parts, partial) = at.get();
         let first = chunk * BLOCKS_PER_CHUNK;
+        let mut part = ends.partition_point(|end| *end <= first);
         for block in first..n_blocks.min(first + BLOCKS_PER_CHUNK) {
-            let start = elem.at(src.get(), (block * BLOCK) as isize);
-            let count = BLOCK.min(len - block * BLOCK);
-            // SAFETY: blocks are parts of the caller's range; each writes its own partial sum.
+            while ends[part] <= block {
+                part += 1;
+            }
+            let (src, len) = parts[part];
+            let start = (block + len.div_ceil(BLOCK) - ends[part]) * BLOCK;
+            let count = BLOCK.min(len - start);
+            let src = elem.at(src, start as isize);
+            // SAFETY: blocks are parts of the caller's ranges; each writes its own partial sum.
             unsafe {
                 let value = if elem == Elem::F32 {
-                    reduce(std::slice::from_raw_parts(start.cast(), count))
+                    reduce(std::slice::from_raw_parts(src.cast(), count))
                 } else {
                     let mut wide = [0f32; BLOCK];
-                    to_f32(start, elem, &mut wide[..count]);
+                    to_f32(src, elem, &mut wide[..count]);
                     reduce(&wide[..count])
                 };
-                partial.get().add(block).write(value);
+                partial.add(block).write(value);
             }
         }
     });
-    let mut total = Sum::default();
-    for block in 0..n_blocks {
-        // SAFETY: written above.
-        let part = unsafe { partial.get().add(block).read() };
-        total.value += part.value;
-        total.n_non_finite += part.n_non_finite;
+    let (mut total, mut begin) = (Sum::default(), 0);
+    for end in ends {
+        let mut value = 0.0;
+        for block in begin..end {
+            // SAFETY: written above.
+            let part = unsafe { partial.add(block).read() };
+            value += part.value;
+            total.n_non_finite += part.n_non_finite;
+        }
+        total.value += value;
+        begin = end;
     }
     total
 }
@@ -93,18 +111,20 @@ vectorized! {
 #[inline(always)]
 fn lanes(values: &[f32], term: impl Fn(f64) -> f64) -> Sum {
     let mut sums = [0f64; LANES];
-    let mut bad = [0u32; LANES];
     let (groups, rest) = values.as_chunks::<LANES>();
     for group in groups {
-        for lane in 0..LANES {
-            sums[lane] += term(f64::from(group[lane]));
-            bad[lane] += u32::from(group[lane].to_bits() & 0x7fff_ffff >= 0x7f80_0000);
+        // Halves are vectors; the compiler makes worse ones of the whole group.
+        for (sums, group) in sums.as_chunks_mut::<8>().0.iter_mut().zip(group.as_chunks::<8>().0) {
+            for lane in 0..8 {
+                sums[lane] += term(f64::from(group[lane]));
+            }
         }
     }
-    for (lane, &value) in rest.iter().enumerate() {
-        sums[lane] += term(f64::from(value));
-        bad[lane] += u32::from(!value.is_finite());
+    for (sum, x) in sums.iter_mut().zip(rest) {
+        *sum += term(f64::from(*x));
     }
+    let is_bad = |x: &f32| u32::from(x.to_bits() & 0x7fff_ffff >= 0x7f80_0000);
+    let bad: u32 = values.iter().map(is_bad).sum();
     let mut width = LANES;
     while width > 1 {
         width /= 2;
@@ -112,7 +132,7 @@ fn lanes(values: &[f32], term: impl Fn(f64) -> f64) -> Sum {
             sums[lane] += sums[lane + width];
         }
     }
-    Sum { value: sums[0], n_non_finite: bad.iter().map(|&n| u64::from(n)).sum() }
+    Sum { value: sums[0], n_non_finite: u64::from(bad) }
 }
 
 #[cfg(test)]
@@ -136,13 +156,37 @@ mod tests {
                 // SAFETY: the vector has `len` elements.
                 let (s, t) = unsafe {
                     let src = x.as_ptr().cast();
-                    (sum_squares(&pool, src, Elem::F32, len), sum(&pool, src, Elem::F32, len))
+                    (sum_squares(&pool, &[(src, len)], Elem::F32), sum(&pool, src, Elem::F32, len))
                 };
                 assert!((s.value - squares).abs() <= 1e-12 * squares, "{len}");
                 assert!((t.value - total).abs() <= 1e-12 * squares.max(1.0), "{len}");
                 assert_eq!((s.n_non_finite, t.n_non_finite), (0, 0));
                 let bits = (s.value.to_bits(), t.value.to_bits());
                 assert_eq!(*first.get_or_insert(bits), bits);
+            }
+        }
+    }
+
+    #[test]
+    fn parts_are_summed_one_after_the_other() {
+        let x = values(200_000);
+        let lens = [0, 1, 4096, 5000, 0, 130_000, 17];
+        let parts: Vec<Elements> = lens
+            .iter()
+            .scan(0, |begin, len| {
+                let part = (x[*begin..].as_ptr().cast(), *len);
+                *begin += len;
+                Some(part)
+            })
+            .collect();
+        for threads in [1, 3] {
+            let pool = Pool::new(threads);
+            // SAFETY: the parts lie inside of the vector.
+            unsafe {
+                let each = parts.iter().map(|part| sum_squares(&pool, &[*part], Elem::F32).value);
+                let want = each.fold(0.0, |sum, part| sum + part);
+                assert_eq!(sum_squares(&pool, &parts, Elem::F32).value, want);
+                assert_eq!(sum_squares(&pool, &[], Elem::F32), Sum::default());
             }
         }
     }
@@ -158,8 +202,8 @@ mod tests {
         // SAFETY: both vectors have 10,000 elements.
         let (wide, narrow) = unsafe {
             (
-                sum_squares(&pool, x.as_ptr().cast(), Elem::F32, x.len()),
-                sum_squares(&pool, narrow.as_ptr().cast(), Elem::BF16, x.len()),
+                sum_squares(&pool, &[(x.as_ptr().cast(), x.len())], Elem::F32),
+                sum_squares(&pool, &[(narrow.as_ptr().cast(), narrow.len())], Elem::BF16),
             )
         };
         assert!(wide.value.is_nan() && narrow.value.is_nan());

@@ -4,6 +4,7 @@
 //! stride 1 is a convolution by the flipped filter; otherwise col2im.
 
 use super::Conv;
+use super::unfold::Unfold;
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable};
 use crate::routine::convert::from_f32;
@@ -16,7 +17,9 @@ const COLUMN_BYTES: usize = 1 << 18;
 /// Minimum and maximum positions per block: fewer fill GEMM tiles badly.
 const POSITIONS: [usize; 2] = [256, 512];
 /// Approximate positions per step of the weight gradient.
-const WEIGHT_POSITIONS: usize = 256;
+const WEIGHT_POSITIONS: usize = 512;
+/// Approximate rows of the GEMM of a chunk whose results are added to the image.
+const FOLD_ROWS: usize = 256;
 /// Minimum chunks of work per call, if it is large enough.
 const CHUNKS: usize = 16;
 /// Minimum rows of a kernel for which positions are unfolded repeatedly.
@@ -170,10 +173,11 @@ impl Conv {
             unsafe {
                 let x_of =
                     |i: usize| elem.at(x, (image(i) * channels * window.input_len()) as isize);
+                let table = Unfold::new(elem, &window, &rows);
                 let unfold = |depths: Range<usize>, to: *mut u8| {
                     for (i, image) in images.clone().enumerate() {
                         let to = elem.at_mut(to, (i * len) as isize);
-                        self.unfold(x_of(image), depths.clone(), rows.clone(), (to, n));
+                        table.run(x_of(image), depths.clone(), (to, n));
                     }
                 };
                 let row_major = Operand::row_major(elem, depth, n);
@@ -246,48 +250,83 @@ impl Conv {
         });
     }
 
-    /// The input gradient by GEMM and col2im.
+    /// The input gradient by GEMM and col2im: a chunk is some channels of all positions of some images.
     unsafe fn fold_gemm(&self, pool: &Pool, dy: *const u8, w: *const u8, dx: *mut u8) {
         let Conv { elem, out, groups, channels, filters, window, .. } = *self;
-        let (depth, positions) = (channels * window.taps_len(), window.output_len());
-        let size = channels * window.input_len();
-        let most = COLUMN_BYTES / (depth * 4).max(1);
-        let step = (most / window.output[2].max(1)).clamp(1, window.rows().max(1));
+        let (taps, positions) = (window.taps_len(), window.output_len());
+        let (depth, input) = (channels * taps, window.input_len());
+        let blocks = Blocks::new(self, POSITIONS[1]);
+        // Rows of packed kernels begin at multiples.
+        let part = (FOLD_ROWS / taps.max(1)).next_multiple_of(Gemm::ROWS).min(channels).max(1);
+        let parts = channels.div_ceil(part);
         let a = Operand::row_major(elem, filters, depth).transposed();
-        let n = step * window.output[2];
+        let n = blocks.images * blocks.rows * window.output[2];
         let whole = Gemm { a, ..Gemm::row_major(elem, Elem::F32, depth, n, filters) };
         let packed_bytes = whole.packed_left_bytes().next_multiple_of(ALIGN) + ALIGN;
         let [packed] = pool.common([groups * packed_bytes]);
         let at = Shareable::new((dy, w, packed, dx));
-        let group_of = |w: *const u8, group: usize| elem.at(w, (group * filters * depth) as isize);
         let kernel = Kernel { at: w, operand: a, group: filters * depth };
         // SAFETY: the part holds the packed kernels.
         unsafe { pack_kernels(pool, &whole, (kernel, groups), packed, packed_bytes) };
-        pool.run_workers(self.batch * groups, &|image, worker| {
+        pool.run_workers(groups * blocks.count[0] * parts, &|chunk, worker| {
             let (dy, w, packed, dx) = at.get();
-            let group = image % groups;
-            // SAFETY: images of dx are disjoint; all offsets are inside the tensors.
+            let (chunk, first) = (chunk / parts, chunk % parts * part);
+            let (group, of_images) = (chunk / blocks.count[0], chunk % blocks.count[0]);
+            let count = part.min(channels - first);
+            let (images, _) = blocks.get(self, of_images * blocks.count[1]);
+            let (single, wide) = (images.len() == 1, out == Elem::F32);
+            let first_image = images.start;
+            let [column, gathered, sums] = worker.tiles.split([
+                count * taps * n * size_of::<f32>(),
+                if single { 0 } else { filters * n * elem.size() },
+                if wide { 0 } else { images.len() * count * input * size_of::<f32>() },
+            ]);
+            let place = |image: usize| {
+                let plane = (image * groups + group) * channels + first;
+                out.at_mut(dx, (plane * input) as isize)
+            };
+            let sum = |i: usize| match wide {
+                true => place(first_image + i).cast::<f32>(),
+                false => sums.cast::<f32>().wrapping_add(i * count * input),
+            };
+            // SAFETY: chunks write disjoint channels of images; all offsets are inside the tensors.
             unsafe {
-                let sums = if out == Elem::F32 { 0 } else { size };
-                let [column, sum] = worker.tiles.split([depth * n * 4, sums * 4]);
-                let place = out.at_mut(dx, (image * size) as isize);
-                let sum = if out == Elem::F32 { place.cast::<f32>() } else { sum.cast() };
-                sum.write_bytes(0, size);
-                for start in (0..window.rows()).step_by(step) {
-                    let rows = start..window.rows().min(start + step);
+                (0..images.len()).for_each(|i| sum(i).write_bytes(0, count * input));
+                for block in 0..blocks.count[1] {
+                    let (_, rows) = blocks.get(self, of_images * blocks.count[1] + block);
                     let len = rows.len() * window.output[2];
-                    let first = image * filters * positions + start * window.output[2];
-                    let b = Operand::row_major(elem, filters, len);
-                    let b = Operand { row: positions as isize, ..b };
-                    let c = Operand::row_major(Elem::F32, depth, len);
-                    let w = (group_of(w, group), packed.add(group * packed_bytes).cast_const());
-                    let dy = elem.at(dy, first as isize);
-                    let gemm = Gemm { b, c, ..whole };
-                    gemm.run_packed_left((0..depth, len), &mut worker.packing, w, dy, column);
-                    self.fold(column.cast(), rows, sum);
+                    let n = images.len() * len;
+                    let dy_of = |image: usize, m: usize| {
+                        let row = (image * groups + group) * filters + m;
+                        let at = row * positions + rows.start * window.output[2];
+                        elem.at(dy, at as isize)
+                    };
+                    let b = Operand::row_major(elem, filters, n);
+                    let (b, b_at) = if single {
+                        (Operand { row: positions as isize, ..b }, dy_of(images.start, 0))
+                    } else {
+                        for m in 0..filters {
+                            for (i, image) in images.clone().enumerate() {
+                                let to = elem.at_mut(gathered, (m * n + i * len) as isize);
+                                to.copy_from_nonoverlapping(dy_of(image, m), len * elem.size());
+                            }
+                        }
+                        (b, gathered.cast_const())
+                    };
+                    let w = elem.at(w, (group * filters * depth) as isize);
+                    let w = (w, packed.add(group * packed_bytes).cast_const());
+                    let gemm = Gemm { b, c: Operand::row_major(Elem::F32, depth, n), ..whole };
+                    let size = (first * taps..(first + count) * taps, n);
+                    gemm.run_packed_left(size, &mut worker.packing, w, b_at, column);
+                    let table = Unfold::new(elem, &window, &rows);
+                    for i in 0..images.len() {
+                        let from = column.cast::<f32>().cast_const().wrapping_add(i * len);
+                        table.fold((from, n), count, sum(i));
+                    }
                 }
-                if out != Elem::F32 {
-                    from_f32(std::slice::from_raw_parts(sum, size), place, out);
+                for (i, image) in images.enumerate().filter(|_| !wide) {
+                    let sum = std::slice::from_raw_parts(sum(i), count * input);
+                    from_f32(sum, place(image), out);
                 }
             }
         });
@@ -356,10 +395,11 @@ impl Conv {
                         let from = elem.at(x_of(images.start, range.start), at_row as isize);
                         (strided(in_rows(columns)), from)
                     } else {
+                        let table = Unfold::new(elem, &window, &rows);
                         for (i, image) in images.clone().enumerate() {
                             let to = elem.at_mut(column, (i * len) as isize);
                             let depths = range.start * taps..range.end * taps;
-                            self.unfold(x_of(image, 0), depths, rows.clone(), (to, n));
+                            table.run(x_of(image, 0), depths, (to, n));
                         }
                         (in_rows(columns), column.cast_const())
                     };

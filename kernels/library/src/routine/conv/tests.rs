@@ -142,6 +142,26 @@ fn large_kernels_are_cut_into_parts() {
     check(&Conv { elem: Elem::BF16, ..wide });
 }
 
+/// Several images per GEMM, several parts of the channels, and rows of less and more than a vector.
+#[test]
+fn strides_of_unfolded_images_are_exact() {
+    let windows = [
+        window([1, 9, 9], [1, 3, 3], 2, 1, 1),
+        window([1, 18, 75], [1, 2, 2], 2, 1, 0),
+        window([1, 5, 140], [1, 1, 3], 2, 1, 1),
+        window([1, 7, 3], [1, 2, 2], 2, 1, 0),
+        window([1, 8, 40], [1, 3, 3], 3, 1, 1),
+    ];
+    for window in windows {
+        for (batch, groups, channels, filters) in [(6, 1, 40, 13), (2, 2, 3, 5), (1, 1, 300, 2)] {
+            for elem in [Elem::F32, Elem::BF16] {
+                let out = Elem::F32;
+                check(&Conv { elem, out, batch, groups, channels, filters, window });
+            }
+        }
+    }
+}
+
 /// Strides, dilations and borders, with groups, odd numbers of channels, and filters beyond whole panels.
 #[cfg(target_arch = "x86_64")]
 #[test]

@@ -82,7 +82,7 @@ pub(crate) struct Planes<'o> {
 /// stores results of fewer bits.
 macro_rules! tile {
     (
-        [$panels:ident, $panels_of:ident, $planes:ident, $planes_of:ident, $step:ident, $store:ident],
+        [$panels:ident, $panels_of:ident, $lines:ident, $lines_of:ident, $planes:ident, $planes_of:ident, $step:ident, $store:ident],
         $features:literal, $load:expr, $splat:expr, $multiply:expr, $store_low:expr
     ) => {
         /// Multiplies a panel of A by a panel of B over `words` words of depths, and stores the tile.
@@ -92,6 +92,20 @@ macro_rules! tile {
         pub(super) unsafe fn $panels(words: usize, a: *const u32, b: *const u32, store: &Store) {
             // SAFETY: passed on.
             unsafe { of_size!(store, $panels_of, (words, a, b, store)) };
+        }
+
+        /// As for a panel of A, for rows of words that lie `line` bytes apart.
+        ///
+        /// # Safety
+        /// The rows must hold `words` words; as for panels else.
+        pub(super) unsafe fn $lines(
+            words: usize,
+            (a, line): (*const u8, isize),
+            b: *const u32,
+            store: &Store,
+        ) {
+            // SAFETY: passed on.
+            unsafe { of_size!(store, $lines_of, (words, (a, line), b, store)) };
         }
 
         /// Multiplies a panel of A by columns of B that lie in planes, and stores the tile.
@@ -123,6 +137,38 @@ macro_rules! tile {
                 for _ in 0..words {
                     $step(&mut acc, a, b);
                     a = a.add(MR);
+                    b = b.add(NR);
+                }
+                $store(&acc, store);
+            }
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn $lines_of<const ROWS: usize, const HALVES: usize>(
+            words: usize,
+            (a, line): (*const u8, isize),
+            b: *const u32,
+            store: &Store,
+        ) {
+            let mut acc = [[_mm512_setzero_ps(); HALVES]; ROWS];
+            // Rows that are not stored are read again in the place of others.
+            let last = store.rows - 1;
+            let lines: [*const u32; ROWS] =
+                std::array::from_fn(|i| a.wrapping_offset(i.min(last) as isize * line).cast());
+            let mut b = b;
+            // SAFETY: rows and panel hold `words` words.
+            unsafe {
+                store.prefetch();
+                for word in 0..words {
+                    let first = $load(b);
+                    let second = if HALVES > 1 { $load(b.add(16)) } else { first };
+                    for (acc, line) in acc.iter_mut().zip(lines) {
+                        let x = $splat(line.add(word).read_unaligned());
+                        acc[0] = $multiply(acc[0], x, first);
+                        if HALVES > 1 {
+                            acc[HALVES - 1] = $multiply(acc[HALVES - 1], x, second);
+                        }
+                    }
                     b = b.add(NR);
                 }
                 $store(&acc, store);
@@ -224,7 +270,16 @@ macro_rules! tile {
 }
 
 tile!(
-    [tile_f32, tile_f32_of, planes_f32, planes_f32_of, step_f32, store_f32],
+    [
+        tile_f32,
+        tile_f32_of,
+        lines_f32,
+        lines_f32_of,
+        planes_f32,
+        planes_f32_of,
+        step_f32,
+        store_f32
+    ],
     "avx512f,avx512bw,avx512vl",
     |b: *const u32| _mm512_loadu_ps(b.cast()),
     |a: u32| _mm512_set1_ps(f32::from_bits(a)),
@@ -233,7 +288,16 @@ tile!(
 );
 
 tile!(
-    [tile_bf16, tile_bf16_of, planes_bf16, planes_bf16_of, step_bf16, store_bf16],
+    [
+        tile_bf16,
+        tile_bf16_of,
+        lines_bf16,
+        lines_bf16_of,
+        planes_bf16,
+        planes_bf16_of,
+        step_bf16,
+        store_bf16
+    ],
     "avx512f,avx512bw,avx512vl,avx512bf16",
     |b: *const u32| as_bf16(_mm512_loadu_si512(b.cast())),
     |a: u32| as_bf16(_mm512_set1_epi32(a as i32)),

@@ -8,7 +8,7 @@ mod ahead;
 
 use std::arch::is_x86_feature_detected as has;
 
-use super::microkernel::{MR, NR, Store, tile_bf16, tile_f32};
+use super::microkernel::{MR, NR, Store, lines_bf16, lines_f32, tile_bf16, tile_f32};
 use super::pack::{Source, pack_a, pack_b};
 use super::{Buffers, Gemm, Operand};
 use crate::dtype::Elem;
@@ -28,6 +28,9 @@ const NC: usize = 2048;
 const PARTIAL_ROWS: usize = 2048;
 /// Panels of B that a thread packs at a time.
 const PANELS: usize = 8;
+/// The most panels of B for which rows of A are read in place, and of which distance in bytes these may not be multiples.
+const LINES_PANELS: usize = 8;
+const LINE_BYTES: usize = 1024;
 /// Tasks per thread, so that uneven ones level out.
 const TASKS_PER_THREAD: usize = 4;
 /// A batch of GEMMs smaller than this (in multiplications) is spread as whole GEMMs.
@@ -149,6 +152,25 @@ impl Shared {
     };
 }
 
+/// Rows of A, as the micro-kernels read them.
+#[derive(Clone, Copy)]
+enum Left {
+    /// Packed.
+    Panel(*const u32),
+    /// In memory, and the bytes between two.
+    Lines(*const u8, isize),
+}
+
+impl Left {
+    /// The rows from number `row` on, a multiple of [`MR`].
+    fn skip_rows(self, row: usize, words: usize) -> Left {
+        match self {
+            Left::Panel(a) => Left::Panel(a.wrapping_add(row * words)),
+            Left::Lines(a, line) => Left::Lines(a.wrapping_offset(row as isize * line), line),
+        }
+    }
+}
+
 /// A block of C and of the depth.
 #[derive(Clone, Copy)]
 struct Block {
@@ -217,9 +239,27 @@ impl BlockedGemm {
         )
     }
 
-    /// The micro-kernel of the operands' type.
-    fn kernel(&self) -> unsafe fn(usize, *const u32, *const u32, &Store) {
-        if self.pack == 1 { tile_f32 } else { tile_bf16 }
+    /// Runs the micro-kernel of the operands' type.
+    unsafe fn kernel(&self, words: usize, a: Left, b: *const u32, store: &Store) {
+        // SAFETY: passed on.
+        unsafe {
+            match (a, self.pack) {
+                (Left::Panel(a), 1) => tile_f32(words, a, b, store),
+                (Left::Panel(a), _) => tile_bf16(words, a, b, store),
+                (Left::Lines(a, line), 1) => lines_f32(words, (a, line), b, store),
+                (Left::Lines(a, line), _) => lines_bf16(words, (a, line), b, store),
+            }
+        }
+    }
+
+    /// Whether rows of A are read where they are, as they are read too seldom for packing to pay.
+    fn reads_lines(&self, block: &Block, panels: usize) -> bool {
+        let Operand { elem, row, col, .. } = self.shape.a;
+        let bytes = row.unsigned_abs() * elem.size();
+        // Rows that are multiples of this apart would evict each other from the first-level cache.
+        let collide = bytes.is_multiple_of(LINE_BYTES);
+        let is_whole = block.depths.is_multiple_of(self.pack);
+        col == 1 && is_whole && !collide && panels <= LINES_PANELS
     }
 
     /// Words of a packed block of B.
@@ -328,18 +368,22 @@ impl BlockedGemm {
         };
         // SAFETY: the features are present; the caller vouches for the buffers.
         unsafe {
+            if self.reads_lines(block, panels.1 - panels.0) {
+                let a = Left::Lines(src.start, shape.a.row * shape.a.elem.size() as isize);
+                return self.tiles(at, block, scratch, a, row, panels);
+            }
             pack_a(&src, a);
-            self.tiles(at, block, scratch, a, row, panels);
+            self.tiles(at, block, scratch, Left::Panel(a), row, panels);
         }
     }
 
-    /// Multiplies up to [`MC`] packed rows by a range of panels of B.
+    /// Multiplies up to [`MC`] rows by a range of panels of B.
     unsafe fn tiles(
         &self,
         at: &Buffers,
         block: &Block,
         scratch: &Shared,
-        a: *const u32,
+        a: Left,
         row: usize,
         (first, last): (usize, usize),
     ) {
@@ -350,7 +394,7 @@ impl BlockedGemm {
             for panel in first..last {
                 let b = scratch.b.add(panel * block.panel);
                 for i in (0..rows).step_by(MR) {
-                    let a = a.add(i * words);
+                    let a = a.skip_rows(i, words);
                     let size = (MR.min(rows - i), NR.min(block.cols - panel * NR));
                     self.tile(at, block, scratch, (a, b, words), (row + i, panel * NR), size);
                 }
@@ -365,7 +409,7 @@ impl BlockedGemm {
         at: &Buffers,
         block: &Block,
         scratch: &Shared,
-        (a, b, words): (*const u32, *const u32, usize),
+        (a, b, words): (Left, *const u32, usize),
         (i, j): (usize, usize),
         (rows, cols): (usize, usize),
     ) {
@@ -408,7 +452,7 @@ impl BlockedGemm {
         // SAFETY: the features are present; the caller vouches for the buffers.
         unsafe {
             if self.is_direct || (self.has_partial && !block.is_last) {
-                self.kernel()(words, a, b, &store);
+                self.kernel(words, a, b, &store);
             } else {
                 self.scattered(words, a, b, &store);
             }
@@ -417,7 +461,7 @@ impl BlockedGemm {
 
     /// Computes a tile whose elements of C the micro-kernel cannot store.
     #[cold]
-    unsafe fn scattered(&self, words: usize, a: *const u32, b: *const u32, store: &Store) {
+    unsafe fn scattered(&self, words: usize, a: Left, b: *const u32, store: &Store) {
         let mut square = [0f32; MR * NR];
         let local = Store {
             c: square.as_mut_ptr().cast(),
@@ -429,7 +473,7 @@ impl BlockedGemm {
         let Operand { elem, row, col, .. } = self.shape.c;
         // SAFETY: the features are present; the elements are those of the tile.
         unsafe {
-            self.kernel()(words, a, b, &local);
+            self.kernel(words, a, b, &local);
             for i in 0..store.rows {
                 for j in 0..store.cols {
                     let at = i as isize * row + j as isize * col;

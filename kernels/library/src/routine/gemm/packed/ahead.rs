@@ -1,6 +1,6 @@
 //! Operands packed once for several GEMMs: the whole right operand, or the whole left one.
 
-use super::{Block, BlockedGemm, MC, NOWHERE, PANELS, Shared};
+use super::{Block, BlockedGemm, Left, MC, NOWHERE, PANELS, Shared};
 use crate::pool::Scratch;
 use crate::routine::gemm::microkernel::{MR, NR};
 use crate::routine::gemm::pack::{Source, pack_a, pack_b};
@@ -158,7 +158,7 @@ pub(in crate::routine::gemm) unsafe fn run_packed_left(
         let words = block.depths.div_ceil(blocked.pack);
         for row in (0..block.rows).step_by(MC) {
             let a = part.add((rows.start + block.row + row) * words);
-            blocked.tiles(&at, &block, &scratch, a, row, (0, panels));
+            blocked.tiles(&at, &block, &scratch, Left::Panel(a), row, (0, panels));
         }
     });
 }

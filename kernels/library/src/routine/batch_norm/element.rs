@@ -1,0 +1,199 @@
+//! Sums over, and normalization of, the elements of a channel of an image, which are read and written in their own type.
+
+use crate::simd::vectorized;
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+/// Partial sums, so that additions need not wait for each other; the same on every CPU.
+pub(super) const LANES: usize = 32;
+/// Elements that are converted at a time, whole [`LANES`].
+const BLOCK: usize = 1024;
+
+/// An element type of batch normalization.
+pub(super) trait Element: Copy {
+    /// Adds elements to partial sums.
+    fn add_elements(row: &[Self], sums: &mut [f64; LANES]);
+
+    /// Adds squares of distances from the mean.
+    fn add_squares(row: &[Self], mean: f64, sums: &mut [f64; LANES]);
+
+    /// Adds elements of `dy`, and their products with normalized ones of `x`, of mean and reciprocal deviation `of_x`.
+    fn add_products(
+        dy: &[Self],
+        x: &[Self],
+        of_x: [f32; 2],
+        sums: &mut [f64; LANES],
+        products: &mut [f64; LANES],
+    );
+
+    /// `y`, by mean, factor and bias.
+    fn normalize(x: &[Self], by: [f32; 3], y: &mut [Self]);
+
+    /// `dx`, by factor, mean of `dy`, mean and reciprocal deviation of `x`, and mean product.
+    fn differentiate(dy: &[Self], x: &[Self], by: [f32; 5], dx: &mut [Self]);
+}
+
+/// Implements [`Element`] for a type from how it is widened to f32 and narrowed.
+macro_rules! element {
+    ($ty:ty, $wide:expr, $narrow:expr) => {
+        impl Element for $ty {
+            fn add_elements(row: &[Self], sums: &mut [f64; LANES]) {
+                vectorized! {
+                    fn run(row: &[$ty], sums: &mut [f64; LANES]) {
+                        let (chunks, rest) = row.as_chunks::<LANES>();
+                        for chunk in chunks {
+                            for (sum, x) in sums.iter_mut().zip(chunk) {
+                                *sum += f64::from($wide(*x));
+                            }
+                        }
+                        for (sum, x) in sums.iter_mut().zip(rest) {
+                            *sum += f64::from($wide(*x));
+                        }
+                    }
+                }
+                run(row, sums);
+            }
+
+            fn add_squares(row: &[Self], mean: f64, sums: &mut [f64; LANES]) {
+                vectorized! {
+                    fn run(row: &[$ty], mean: f64, sums: &mut [f64; LANES]) {
+                        let (chunks, rest) = row.as_chunks::<LANES>();
+                        let distance = |x: $ty| f64::from($wide(x)) - mean;
+                        for chunk in chunks {
+                            for (sum, x) in sums.iter_mut().zip(chunk) {
+                                *sum += distance(*x) * distance(*x);
+                            }
+                        }
+                        for (sum, x) in sums.iter_mut().zip(rest) {
+                            *sum += distance(*x) * distance(*x);
+                        }
+                    }
+                }
+                run(row, mean, sums);
+            }
+
+            fn add_products(
+                dy: &[Self],
+                x: &[Self],
+                of_x: [f32; 2],
+                sums: &mut [f64; LANES],
+                products: &mut [f64; LANES],
+            ) {
+                vectorized! {
+                    fn run(dy: &[$ty], x: &[$ty], of_x: [f32; 2], sums: &mut [f64; LANES], products: &mut [f64; LANES]) {
+                        let [mean, rstd] = of_x;
+                        let normal = |x: $ty| f64::from(($wide(x) - mean) * rstd);
+                        let ((dys, dy_rest), (xs, x_rest)) = (dy.as_chunks::<LANES>(), x.as_chunks::<LANES>());
+                        for (dy, x) in dys.iter().zip(xs) {
+                            for i in 0..LANES {
+                                let dy = f64::from($wide(dy[i]));
+                                sums[i] += dy;
+                                products[i] += dy * normal(x[i]);
+                            }
+                        }
+                        for (i, (dy, x)) in dy_rest.iter().zip(x_rest).enumerate() {
+                            let dy = f64::from($wide(*dy));
+                            sums[i] += dy;
+                            products[i] += dy * normal(*x);
+                        }
+                    }
+                }
+                run(dy, x, of_x, sums, products);
+            }
+
+            fn normalize(x: &[Self], by: [f32; 3], y: &mut [Self]) {
+                vectorized! {
+                    fn run(x: &[$ty], by: [f32; 3], y: &mut [$ty]) {
+                        let [mean, factor, bias] = by;
+                        for (y, x) in y.iter_mut().zip(x) {
+                            *y = $narrow(($wide(*x) - mean) * factor + bias);
+                        }
+                    }
+                }
+                run(x, by, y);
+            }
+
+            fn differentiate(dy: &[Self], x: &[Self], by: [f32; 5], dx: &mut [Self]) {
+                vectorized! {
+                    fn run(dy: &[$ty], x: &[$ty], by: [f32; 5], dx: &mut [$ty]) {
+                        let [factor, mean_dy, mean, rstd, mean_product] = by;
+                        for ((dx, dy), x) in dx.iter_mut().zip(dy).zip(x) {
+                            let normal = ($wide(*x) - mean) * rstd;
+                            *dx = $narrow(factor * ($wide(*dy) - mean_dy - normal * mean_product));
+                        }
+                    }
+                }
+                run(dy, x, by, dx);
+            }
+        }
+    };
+}
+
+element!(f32, |x: f32| x, |x: f32| x);
+element!(bf16, wide, crate::routine::convert::to_bf16);
+
+#[inline(always)]
+fn wide(x: bf16) -> f32 {
+    f32::from_bits(u32::from(x.to_bits()) << 16)
+}
+
+/// By way of f32, a block at a time.
+impl Element for f16 {
+    fn add_elements(row: &[Self], sums: &mut [f64; LANES]) {
+        for row in row.chunks(BLOCK) {
+            f32::add_elements(Block::of(row).get(), sums);
+        }
+    }
+
+    fn add_squares(row: &[Self], mean: f64, sums: &mut [f64; LANES]) {
+        for row in row.chunks(BLOCK) {
+            f32::add_squares(Block::of(row).get(), mean, sums);
+        }
+    }
+
+    fn add_products(
+        dy: &[Self],
+        x: &[Self],
+        of_x: [f32; 2],
+        sums: &mut [f64; LANES],
+        products: &mut [f64; LANES],
+    ) {
+        for (dy, x) in dy.chunks(BLOCK).zip(x.chunks(BLOCK)) {
+            f32::add_products(Block::of(dy).get(), Block::of(x).get(), of_x, sums, products);
+        }
+    }
+
+    fn normalize(x: &[Self], by: [f32; 3], y: &mut [Self]) {
+        for (x, y) in x.chunks(BLOCK).zip(y.chunks_mut(BLOCK)) {
+            let mut found = [0.0; BLOCK];
+            f32::normalize(Block::of(x).get(), by, &mut found[..y.len()]);
+            y.convert_from_f32_slice(&found[..y.len()]);
+        }
+    }
+
+    fn differentiate(dy: &[Self], x: &[Self], by: [f32; 5], dx: &mut [Self]) {
+        for ((dy, x), dx) in dy.chunks(BLOCK).zip(x.chunks(BLOCK)).zip(dx.chunks_mut(BLOCK)) {
+            let mut found = [0.0; BLOCK];
+            f32::differentiate(Block::of(dy).get(), Block::of(x).get(), by, &mut found[..dx.len()]);
+            dx.convert_from_f32_slice(&found[..dx.len()]);
+        }
+    }
+}
+
+/// Up to [`BLOCK`] elements in f32.
+struct Block {
+    len: usize,
+    wide: [f32; BLOCK],
+}
+
+impl Block {
+    fn of(row: &[f16]) -> Block {
+        let mut wide = [0.0; BLOCK];
+        row.convert_to_f32_slice(&mut wide[..row.len()]);
+        Block { len: row.len(), wide }
+    }
+
+    fn get(&self) -> &[f32] {
+        &self.wide[..self.len]
+    }
+}
