@@ -197,12 +197,13 @@ class Check:
         return [(f"{e['name']} {program}", make) for program, make in rows]
 
     def rank_rows(self, r):
-        one = next((e for e in self.of("ranks") if e["ranks"] == 1), None)
-        rows = [(one["name"], lambda: r.one_rank(one))] if one else []
-        for e in (e for e in self.of("ranks") if e is not one):
-            rows.append((e["name"], lambda e=e: r.ranks(e, one)))
-            rows.append((f"{e['name']} blocking", lambda e=e: r.ranks(e, one, NCCL_COMM_BLOCKING=1)))
-            rows.append((f"{e['name']} a killed rank", lambda e=e: r.killed(e)))
+        rows, ones = [], {e["model"]: e for e in self.of("ranks") if e["ranks"] == 1}
+        for model, one in ones.items():
+            rows.append((one["name"], lambda one=one: r.one_rank(one)))
+            for e in (e for e in self.of("ranks") if e["model"] == model and e is not one):
+                rows.append((e["name"], lambda e=e, one=one: r.ranks(e, one)))
+                rows.append((f"{e['name']} blocking", lambda e=e, one=one: r.ranks(e, one, NCCL_COMM_BLOCKING=1)))
+                rows.append((f"{e['name']} a killed rank", lambda e=e: r.killed(e)))
         return rows
 
     def hold(self):

@@ -116,6 +116,8 @@ for folder in tests/models/*/; do
 done
 precisions="fp32 bf16"
 given adafactor tests/models/gpt2/model.onnx tests/models/gpt2/data.safetensors 4 --set optimizer.kind=adafactor
+# Sums and statistics whose bits do not depend on the number of ranks.
+given reproducible tests/models/gpt2/model.onnx tests/models/gpt2/data.safetensors 2 --set run.reproducible=2
 for name in attention_heads operations; do given $name "$here/$name.json" examples/char_gpt2/data.bin 2; done
 
 models=$here
@@ -143,11 +145,13 @@ else
 fi
 for precision in fp32 bf16; do seeded train $small $precision 4 1; done
 for model in "${timed[@]}"; do seeded time "${model%:*}" bf16 "${model#*:}" 1; done
-# The same weights and examples on one rank and on two.
+# The same weights and examples on one rank and on two, with sums of the library's and reproducible ones.
 for ranks in 1 2; do
-    compile "$kit/plans/gpt2-ranks-$ranks" tests/models/gpt2/model.onnx $((4 / ranks)) "${target[@]}" \
-        --set precision.compute=fp32 --set sharding.ranks=$ranks
+    two=("${target[@]}" --set precision.compute=fp32 --set sharding.ranks=$ranks)
+    compile "$kit/plans/gpt2-ranks-$ranks" tests/models/gpt2/model.onnx $((4 / ranks)) "${two[@]}"
     entry ranks gpt2-ranks-$ranks gpt2 fp32 data/gpt2.safetensors $((4 / ranks)) $ranks
+    compile "$kit/plans/reproducible-ranks-$ranks" tests/models/gpt2/model.onnx 1 "${two[@]}" --set run.reproducible=4
+    entry ranks reproducible-ranks-$ranks reproducible fp32 data/gpt2.safetensors 1 $ranks
 done
 for name in mlp-fp32 gpt2-bf16 resnet-bf16; do
     entry sanitize "$name" "${name%-*}" "${name#*-}" "data/${name%-*}.safetensors" 4 1

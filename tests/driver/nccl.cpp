@@ -91,6 +91,18 @@ void store(char* at, int type, double x) {
     }
 }
 
+// To or from another rank, within a group.
+struct Message {
+    bool sent;
+    char* at;
+    size_t bytes;
+    int type, peer;
+    Communicator* all;
+    void* stream;
+};
+thread_local int groups = 0;
+thread_local std::vector<Message> messages;
+
 struct Collective {
     Communicator* all;
     std::string kind;
@@ -99,7 +111,37 @@ struct Collective {
     // Elements that are sent; of these every rank receives all, or its part.
     size_t count;
     int type, operation;
+    // Of a group.
+    std::vector<Message> messages = {};
 };
+
+// What a rank sends to the others: for each of them the length, and the bytes.
+std::string sent(const Collective& c) {
+    std::string all;
+    for (int r = 0; r < c.all->ranks; r++) {
+        std::string bytes;
+        for (const Message& m : c.messages)
+            if (m.sent && m.peer == r) bytes.append(m.at, m.bytes);
+        u64 length = bytes.size();
+        all.append(reinterpret_cast<const char*>(&length), sizeof length).append(bytes);
+    }
+    return all;
+}
+// Takes what the ranks sent to this one.
+void receive(const Collective& c, const std::vector<std::string>& parts) {
+    for (int r = 0; r < c.all->ranks; r++) {
+        const char* at = parts[size_t(r)].data();
+        for (int to = 0; to < c.all->rank; to++) at += sizeof(u64) + read<u64>(at);
+        u64 length = read<u64>(at), taken = 0;
+        at += sizeof(u64);
+        for (const Message& m : c.messages) {
+            if (m.sent || m.peer != r) continue;
+            if (taken + m.bytes <= length) memcpy(m.at, at + taken, m.bytes);
+            taken += m.bytes;
+        }
+        if (taken != length) frit_device_violate("a rank receives another number of bytes than it is sent");
+    }
+}
 
 // Each time it is launched; with the number of the launch the ranks find each other.
 bool run(void* data) {
@@ -109,7 +151,7 @@ bool run(void* data) {
     auto path = [&](u64 number, int rank) { return all.folder + "/" + std::to_string(number) + "-" + std::to_string(rank); };
     std::string head = c.kind + " " + std::to_string(c.count) + " " + std::to_string(c.type) + " " + std::to_string(c.operation) + "\n";
     size_t width = size_of(c.type);
-    if (!is_there(path(all.done, all.rank))) publish(path(all.done, all.rank), head + std::string(c.send, c.count * width));
+    if (!is_there(path(all.done, all.rank))) publish(path(all.done, all.rank), head + (c.kind == "group" ? sent(c) : std::string(c.send, c.count * width)));
     for (int r = 0; r < all.ranks; r++)
         if (!is_there(path(all.done, r))) return false;
     std::vector<std::string> parts;
@@ -118,7 +160,9 @@ bool run(void* data) {
         if (part.rfind(head, 0) != 0) frit_device_violate("ranks start different collectives");
         parts.push_back(part.substr(part.find('\n') + 1));
     }
-    if (c.kind == "all_gather") {
+    if (c.kind == "group") {
+        receive(c, parts);
+    } else if (c.kind == "all_gather") {
         for (int r = 0; r < all.ranks; r++) memcpy(c.receive + size_t(r) * c.count * width, parts[size_t(r)].data(), c.count * width);
     } else {
         bool scatter = c.kind == "reduce_scatter";
@@ -145,14 +189,9 @@ bool is_ready(const Communicator* all) {
     return ready;
 }
 
-int put(const char* kind, const void* send, void* receive, size_t count, size_t received, int type, int operation, Communicator* all, void* stream) {
-    size_t width = size_of(type);
-    if (!is_ready(all)) return INVALID_USAGE;
-    if (width == 0 || !frit_device_has(send, count * width) || !frit_device_has(receive, received * width)) {
-        frit_device_violate("a collective outside of an allocation");
-        return INVALID_ARGUMENT;
-    }
-    auto* collective = new Collective{all, kind, static_cast<const char*>(send), static_cast<char*>(receive), count, type, operation};
+int launch(Collective* collective, void* stream) {
+    Communicator* all = collective->all;
+    frit_device_count(("nccl " + collective->kind).c_str());
     if (all->blocking) {
         frit_device_count("nccl launch by the caller");
         frit_device_put_in_turn(stream, &all->turn, run, collective);
@@ -166,6 +205,32 @@ int put(const char* kind, const void* send, void* receive, size_t count, size_t 
         all->launching = false;
     }).detach();
     return IN_PROGRESS;
+}
+
+int put(const char* kind, const void* send, void* receive, size_t count, size_t received, int type, int operation, Communicator* all, void* stream) {
+    size_t width = size_of(type);
+    if (!is_ready(all)) return INVALID_USAGE;
+    if (width == 0 || !frit_device_has(send, count * width) || !frit_device_has(receive, received * width)) {
+        frit_device_violate("a collective outside of an allocation");
+        return INVALID_ARGUMENT;
+    }
+    auto* collective = new Collective{all, kind, static_cast<const char*>(send), static_cast<char*>(receive), count, type, operation};
+    return launch(collective, stream);
+}
+
+// Of a group that is open; all of it is of one communicator and one stream.
+int put_message(bool sent, const void* at, size_t count, int type, int peer, Communicator* all, void* stream) {
+    size_t bytes = count * size_of(type);
+    if (groups == 0 || !is_ready(all)) {
+        frit_device_violate("a message outside of a group");
+        return INVALID_USAGE;
+    }
+    if (bytes == 0 || peer < 0 || peer >= all->ranks || !frit_device_has(at, bytes)) {
+        frit_device_violate("a message of nothing, to no rank, or outside of an allocation");
+        return INVALID_ARGUMENT;
+    }
+    messages.push_back(Message{sent, static_cast<char*>(const_cast<void*>(at)), bytes, type, peer, all, stream});
+    return SUCCESS;
 }
 
 // Takes the members of this rank's color, in the order of ranks.
@@ -250,4 +315,27 @@ PUBLIC int ncclReduceScatter(const void* send, void* receive, size_t count, int 
 }
 PUBLIC int ncclAllReduce(const void* send, void* receive, size_t count, int type, int operation, Communicator* all, void* stream) {
     return put("all_reduce", send, receive, count, count, type, operation, all, stream);
+}
+PUBLIC int ncclSend(const void* send, size_t count, int type, int peer, Communicator* all, void* stream) {
+    return put_message(true, send, count, type, peer, all, stream);
+}
+PUBLIC int ncclRecv(void* receive, size_t count, int type, int peer, Communicator* all, void* stream) {
+    return put_message(false, receive, count, type, peer, all, stream);
+}
+PUBLIC int ncclGroupStart() {
+    groups++;
+    return SUCCESS;
+}
+PUBLIC int ncclGroupEnd() {
+    if (groups == 0) return INVALID_USAGE;
+    if (--groups > 0 || messages.empty()) return SUCCESS;
+    std::vector<Message> all;
+    all.swap(messages);
+    const Message& first = all[0];
+    for (const Message& m : all) {
+        if (m.all == first.all && m.stream == first.stream && m.type == first.type) continue;
+        frit_device_violate("a group of several communicators, streams or types");
+        return INVALID_USAGE;
+    }
+    return launch(new Collective{first.all, "group", nullptr, nullptr, 0, first.type, SUM, all}, first.stream);
 }

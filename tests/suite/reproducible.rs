@@ -267,7 +267,16 @@ fn what_cannot_be_reproducible_is_refused_by_name() {
         (&["run.reproducible=4", "sharding.ranks=3"], "`sharding.ranks` = 3"),
         (&["run.reproducible=4", "sharding.ranks=8"], "`sharding.ranks` = 8"),
         (&["run.reproducible=4", "run.accumulation=2"], "`run.accumulation` = 2"),
-        (&["run.reproducible=4", "target.device=cuda"], "`target.device` = cuda"),
+        (&["run.reproducible=4", "run.deterministic=false"], "`run.deterministic` = false"),
+        (
+            &[
+                "run.reproducible=4",
+                "target.device=cuda",
+                "memory.loss_chunks=2",
+                "memory.budget=1GiB",
+            ],
+            "`target.device` = cuda",
+        ),
         (&["run.reproducible=4", "optimizer.kind=muon"], "`optimizer.kind` = \"muon\""),
         (&["run.reproducible=4", "optimizer.kind=adafactor"], "`optimizer.kind` = \"adafactor\""),
         (&["run.reproducible=4", "model.batch_norm=sync"], "`model.batch_norm` = \"sync\""),

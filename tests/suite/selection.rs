@@ -32,6 +32,10 @@ fn launches_of(model: &str, batch: usize, settings: &[&str]) -> [BTreeSet<String
         }
     }
     assert!(n_kernels > 0, "{model}");
+    // What a collective launches, the runtime adds.
+    if compiled.plan.tasks.iter().any(|t| compiled.plan.rank_sum(&t.action).is_some()) {
+        files.insert("rank_sum".into());
+    }
     [files, operations]
 }
 
@@ -103,6 +107,8 @@ fn the_plans_that_are_checked_on_a_gpu_use_every_source_and_operation() {
     let adafactor = ["optimizer.kind=adafactor"];
     add(launches_of("tests/models/gpt2/model.onnx", 4, &adafactor));
     add(launches_of("tests/models/gpt2/model.onnx", 4, &["optimizer.kind=muon"]));
+    let reproducible = ["run.reproducible=4", "sharding.ranks=2", "precision.compute=fp32"];
+    add(launches_of("tests/models/gpt2/model.onnx", 1, &reproducible));
     let fp8 = ["precision.compute=fp8", "target.arch=sm_90"];
     add(launches_of("tests/models/gpt2/model.onnx", 4, &fp8));
     for model in ["attention_heads", "operations"] {

@@ -340,6 +340,54 @@ fn an_engine_that_needs_more_memory_than_there_is_is_not_taken() {
     assert_eq!(gradients(arenas + extra + (16 << 20)), 0);
 }
 
+/// What is measured depends on the moment, and on the ranks of a plan: a reproducible one takes what is first, or what its file
+/// has.
+#[test]
+fn a_reproducible_plan_measures_only_if_it_is_told_to_and_keeps_to_its_file() {
+    let settings = ["target.device=cuda", "model.batch_norm=train", "run.reproducible=2"];
+    let planned = plan("tests/models/resnet/model.onnx", 4, &settings);
+    let dir = PlanDir::load(&planned.path()).unwrap_or_else(|e| panic!("{e}"));
+    let path = planned.path();
+    let start = |seconds, engine_bytes| {
+        let mut driver = Recording::new((9, 0));
+        (driver.engines, driver.engine_bytes) = (Some(2), engine_bytes);
+        driver.durations = vec![("algorithm 2", 0.1), ("algorithm 1", 0.5)];
+        let ranks = Ranks { rank: 0, rendezvous: None, timeout: Duration::from_secs(60) };
+        Cuda::new(&dir, driver, ranks, Limits::of(seconds))
+    };
+    let chosen = || -> Vec<Value> {
+        let all = written(&path).into_values();
+        all.filter(|m| m["candidates"].as_array().is_some()).map(|m| m["chosen"].clone()).collect()
+    };
+    let device = start(None, 0).unwrap_or_else(|e| panic!("{e}"));
+    let note = device.note().expect("a note").to_string();
+    assert!(note.contains("libraries' first ones") && note.contains("reproducible.md"), "{note}");
+    let first = chosen();
+    assert!(first.iter().any(|c| c["candidate"] == "frit"), "{first:?}");
+    for choice in &first {
+        let algorithm = choice["with"].as_array().map(|words| &words[0]);
+        assert!(algorithm.is_none_or(|number| *number == 1), "{choice}");
+        assert!(choice["with"]["engine"].is_null(), "{choice}");
+    }
+    drop(device);
+    std::fs::remove_file(path.join("tuning.json")).expect("removed");
+    let device = start(Some(1000), 0).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(device.note(), None);
+    let measured = chosen();
+    assert!(measured.iter().any(|c| c["with"]["engine"] == 2), "{measured:?}");
+    assert!(measured.iter().any(|c| c["with"][0] == 2), "{measured:?}");
+    drop(device);
+    let file = std::fs::read(path.join("tuning.json")).expect("a file");
+    drop(start(None, 0).unwrap_or_else(|e| panic!("{e}")));
+    // Another plan makes the same choices of its file, or none.
+    let refused = start(None, usize::MAX).err().expect("refused").to_string();
+    assert!(
+        refused.contains("tuning.json") && refused.contains("cannot be made ready"),
+        "{refused}"
+    );
+    assert_eq!(std::fs::read(path.join("tuning.json")).expect("a file"), file);
+}
+
 /// What `run.deterministic` is crossed with.
 const FACTORS: [&[&str]; 7] = [
     &["run.deterministic=true", "run.deterministic=false"],

@@ -135,10 +135,9 @@ fn reproducible(config: &Config) -> Option<Diagnostic> {
         );
         return own("run.accumulation", n.to_string(), &help);
     }
-    if config.target.device == DeviceType::Cuda {
-        let help = "the kernels and collectives that libraries choose on a GPU depend on its number of ranks; only CPU plans \
-            compute the same bits on any";
-        return own("target.device", config.target.device.to_string(), help);
+    if !config.run.deterministic {
+        let help = "kernels that add in any order do not compute the same bits even twice; leave run.deterministic true";
+        return own("run.deterministic", "false".into(), help);
     }
     let kind = config.optimizer.kind;
     if matches!(kind, OptimizerKind::Adafactor | OptimizerKind::Muon) {
@@ -167,6 +166,11 @@ fn reproducible(config: &Config) -> Option<Diagnostic> {
     if config.memory.budget.is_some() && config.memory.loss_chunks.is_none() {
         let help = "to fit the budget the loss may be computed in more chunks on fewer ranks; set memory.loss_chunks to a number";
         return own("memory.budget", "and memory.loss_chunks = \"auto\"".into(), help);
+    }
+    if config.memory.budget.is_some() && config.target.device == DeviceType::Cuda {
+        let help = "to fit the budget other values may be recomputed on fewer ranks, and a GPU's library may compute a GEMM with \
+            another epilogue by another algorithm; set memory.recompute and memory.offload instead";
+        return own("memory.budget", "and `target.device` = cuda".into(), help);
     }
     None
 }

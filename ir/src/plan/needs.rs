@@ -1,6 +1,6 @@
-//! Memory that kernels need beside the arenas: scratch memory of launches, and library workspace.
+//! Memory that kernels need beside the arenas: scratch memory of launches and of sums over ranks, and library workspace.
 
-use super::{ALIGNMENT, Action, Entry, KernelId, Launch, Plan, Stream};
+use super::{ALIGNMENT, Action, Entry, KernelId, Launch, Plan, RankSum, Stream};
 use typed_index_collections::TiVec;
 
 /// Workspace of the GEMMs of a stream, in bytes: NVIDIA's recommendation for Hopper.
@@ -56,10 +56,15 @@ impl Plan {
             self.kernels.iter().map(|k| k.entry.needs()).collect();
         let mut all = [Needs::default(); Stream::ALL.len()];
         for task in &self.tasks {
-            if let Action::Kernel { kernel, .. } = task.action {
-                let needs = &mut all[task.stream.index()];
-                *needs = needs.max(of_kernel[kernel]);
-            }
+            let of_task = match &task.action {
+                Action::Kernel { kernel, .. } => of_kernel[*kernel],
+                other => {
+                    let scratch_bytes = self.rank_sum(other).map_or(0, RankSum::bytes);
+                    Needs { scratch_bytes, ..Needs::default() }
+                }
+            };
+            let needs = &mut all[task.stream.index()];
+            *needs = needs.max(of_task);
         }
         all
     }

@@ -3,6 +3,8 @@
 //
 // To be defined: T, the elements; ARRAYS, how many arrays a launch reads.
 
+#include "arrays.cuh"
+
 const int BLOCK = 256;
 
 struct Stats {
@@ -30,31 +32,12 @@ __device__ __forceinline__ void add(Stats& sum, f64 x) {
     sum.squares += x * x;
 }
 
-struct Arrays {
-    const T* at[ARRAYS];
-};
-
-// Of each array its length, and the block after its last.
-struct Sizes {
-    i64 n[ARRAYS];
-    i64 end[ARRAYS];
-};
-
 extern "C" __global__ void __launch_bounds__(BLOCK) stats_parts(Stats* parts, Arrays arrays, Sizes sizes) {
     const int VECTOR = 16 / sizeof(T);
     typedef Pack<T, VECTOR> Many;
-    const T* x = arrays.at[0];
-    i64 n = sizes.n[0], begin = 0, end = sizes.end[0];
-    // Indices that are not known when it is compiled would put the arrays into local memory.
-#pragma unroll
-    for (int i = 1; i < ARRAYS; i++) {
-        if (blockIdx.x < sizes.end[i - 1]) continue;
-        x = arrays.at[i];
-        n = sizes.n[i];
-        begin = sizes.end[i - 1];
-        end = sizes.end[i];
-    }
-    i64 first = (blockIdx.x - begin) * BLOCK + threadIdx.x, step = (end - begin) * BLOCK;
+    Share share = share_of_block(arrays, sizes);
+    const T* x = share.x;
+    i64 n = share.n, first = share.block * BLOCK + threadIdx.x, step = share.blocks * BLOCK;
     Stats sum = {0, 0};
     i64 whole = aligned(x, 16) ? n / VECTOR : 0;
     for (i64 i = first; i < whole; i += step) {

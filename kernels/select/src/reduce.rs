@@ -4,9 +4,10 @@ use crate::assembler::Assembler;
 use crate::routine::elem;
 use crate::source::SourceKernel;
 use crate::source::c_type;
+use frit_ir::ops::reproducible::DIGITS;
 use frit_ir::ops::{CumSum, GradStats, Reduce, ReduceFn};
 use frit_ir::plan::{Argument, Pointer};
-use frit_ir::{DType, Node, Op, TensorType};
+use frit_ir::{DType, Node, Op, TensorType, ValueId};
 use frit_kernels::routine::Routine;
 use frit_kernels::routine::cum_sum::SumElem;
 use frit_kernels::routine::reduce_axes::{Fold, ReduceAxes};
@@ -19,16 +20,37 @@ const CHUNK: usize = 2048;
 /// Blocks that occupy the GPU.
 const BUSY: usize = 256;
 
-/// Maximum blocks per operand of `grad_stats`, and the bytes of their partial results: two f64.
+/// How gradient statistics are computed: by blocks, each of a part of one operand, and by one that adds their results.
+struct Stats {
+    file: &'static str,
+    entries: [&'static str; 2],
+    /// Minimum elements per block.
+    chunk: usize,
+    /// Bytes of the result of a block.
+    bytes: usize,
+}
+
+/// Squares are added in f64: two of them are the result of a block.
+const STATS: Stats = Stats {
+    file: "grad_stats",
+    entries: ["stats_parts", "stats_total"],
+    chunk: 1 << 14,
+    bytes: 16,
+};
+/// The result of a block is a u64 for every digit, and a count.
+const EXACT_STATS: Stats = Stats {
+    file: "exact_stats",
+    entries: ["exact_parts", "exact_total"],
+    chunk: 1 << 16,
+    bytes: (DIGITS + 1) * 8,
+};
+/// Maximum blocks per operand.
 const STATS_BLOCKS: usize = 1024;
-const STATS_BYTES: usize = 16;
-/// Minimum elements per block of `grad_stats`.
-const STATS_CHUNK: usize = 1 << 14;
-/// Operands of one launch of it, at most: 24 bytes each of the 4 KiB of a kernel's parameters.
+/// Operands of one launch, at most: 24 bytes each of the 4 KiB of a kernel's parameters.
 const STATS_ARRAYS: usize = 128;
 
 /// Counts the non-finite elements of all operands, and sums the squares.
-fn grad_stats(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+fn grad_stats(a: &mut Assembler<'_>, node: &Node, stats: &Stats) -> Option<()> {
     let mut operands: Vec<(Pointer, DType, usize)> = Vec::new();
     for value in &node.inputs {
         let (at, ty) = (a.read(*value)?, a.ty(*value));
@@ -36,11 +58,11 @@ fn grad_stats(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     }
     operands.retain(|(.., n)| *n > 0);
     let to = a.write(node.outputs[0]);
-    let blocks = |n: usize| n.div_ceil(STATS_CHUNK).min(STATS_BLOCKS);
+    let blocks = |n: usize| n.div_ceil(stats.chunk).min(STATS_BLOCKS);
     let all: usize = operands.iter().map(|(.., n)| blocks(*n)).sum();
-    let parts = a.scratch(all * STATS_BYTES);
+    let parts = a.scratch(all * stats.bytes);
     let kernel = |entry, dtype, arrays: usize| -> Option<SourceKernel> {
-        let kernel = SourceKernel::new("grad_stats", entry).define("T", c_type(dtype)?);
+        let kernel = SourceKernel::new(stats.file, entry).define("T", c_type(dtype)?);
         Some(kernel.define("ARRAYS", arrays))
     };
     let alike = operands.chunk_by(|(_, a, _), (_, b, _)| a == b);
@@ -53,16 +75,37 @@ fn grad_stats(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
         let ends: Vec<usize> = ends.collect();
         let grid = ends[ends.len() - 1];
         let words = arrays.iter().map(|(.., n)| *n).chain(ends).map(|word| word as i64);
-        let mut launch = kernel("stats_parts", arrays[0].1, arrays.len())?
+        let mut launch = kernel(stats.entries[0], arrays[0].1, arrays.len())?
             .grid(grid)?
-            .pointer(parts.offset(first * STATS_BYTES));
+            .pointer(parts.offset(first * stats.bytes));
         launch.arguments.push(Argument::Pointers(arrays.iter().map(|(at, ..)| *at).collect()));
         launch.arguments.push(Argument::Words(words.collect()));
         a.run(launch);
         first += grid;
     }
     let dtype = a.ty(node.inputs[0]).dtype;
-    a.run(kernel("stats_total", dtype, 1)?.pointer(to).pointer(parts).i64(all));
+    a.run(kernel(stats.entries[1], dtype, 1)?.pointer(to).pointer(parts).i64(all));
+    Some(())
+}
+
+/// Rounds the exact sum of squares in statistics.
+fn round_stats(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+    let (from, to) = (a.read(node.inputs[0])?, a.write(node.outputs[0]));
+    a.run(SourceKernel::new("round_stats", "round_stats").pointer(to).pointer(from));
+    Some(())
+}
+
+/// Adds an operand to a sum in a binary tree.
+fn tree_sum(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+    let from = node.inputs.iter().map(|v| a.read(*v)).collect::<Option<Vec<Pointer>>>()?;
+    let to: Vec<Pointer> = node.outputs.iter().map(|v| a.write(*v)).collect();
+    let n = a.ty(node.outputs[0]).shape.numel();
+    let mut kernel = SourceKernel::new("tree_sum", "tree_sum")
+        .define("LEVELS", to.len())
+        .threads(n)
+        .pointers([from[0], from[1]]);
+    kernel.arguments.extend([from[2..].to_vec(), to].map(Argument::Pointers));
+    a.run(kernel.i64(n));
     Some(())
 }
 
@@ -204,7 +247,14 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
             Reduction::new(ReduceFn::Sum, dims, |i| axes.contains(&i))
         }
         Op::CumSum(op) => return running(a, node, op),
-        Op::GradStats(GradStats { exact: false }) => return grad_stats(a, node),
+        Op::GradStats(GradStats { exact: false }) => return grad_stats(a, node, &STATS),
+        Op::GradStats(GradStats { exact: true }) => {
+            let exact =
+                |v: &ValueId| [DType::F32, DType::F16, DType::BF16].contains(&a.ty(*v).dtype);
+            return node.inputs.iter().all(exact).then(|| grad_stats(a, node, &EXACT_STATS))?;
+        }
+        Op::RoundStats => return round_stats(a, node),
+        Op::TreeSum => return tree_sum(a, node),
         _ => return None,
     };
     let (from, to) = (a.read(node.inputs[0])?, a.write(node.outputs[0]));

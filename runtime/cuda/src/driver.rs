@@ -134,6 +134,8 @@ pub enum Exchange {
     ReduceScatter(ReduceKind),
     /// Combines the members' elements for every member.
     AllReduce(ReduceKind),
+    /// Sends a part to each of so many members, and receives theirs, in rank order.
+    AllToAll(usize),
 }
 
 /// A collective and its operands.
@@ -147,7 +149,7 @@ pub struct Collective {
     pub send: Address,
     /// Address of the result.
     pub recv: Address,
-    /// Elements sent in a gather, received in a reduce-scatter, or both.
+    /// Elements sent in a gather, received in a reduce-scatter, of a part that is sent to one member, or of both sides.
     pub count: usize,
     /// Their type.
     pub dtype: DType,

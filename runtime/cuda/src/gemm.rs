@@ -141,6 +141,16 @@ impl GemmProblem {
     }
 }
 
+impl GemmProblem {
+    /// The same with operands that are known to be aligned to no more than so many bytes.
+    pub fn aligned_to(mut self, bytes: usize) -> GemmProblem {
+        for operand in [&mut self.a, &mut self.b, &mut self.d] {
+            operand.alignment_bytes = operand.alignment_bytes.min(bytes);
+        }
+        self
+    }
+}
+
 /// Everything that distinguishes it: the key in the tuning file.
 impl fmt::Display for GemmProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -57,6 +57,10 @@ functions! {
         ncclAllGather: fn(*const c_void, *mut c_void, usize, ncclDataType_t, ncclComm_t, CUstream) -> u32,
         ncclReduceScatter: fn(*const c_void, *mut c_void, usize, ncclDataType_t, ncclRedOp_t, ncclComm_t, CUstream) -> u32,
         ncclAllReduce: fn(*const c_void, *mut c_void, usize, ncclDataType_t, ncclRedOp_t, ncclComm_t, CUstream) -> u32,
+        ncclSend: fn(*const c_void, usize, ncclDataType_t, c_int, ncclComm_t, CUstream) -> u32,
+        ncclRecv: fn(*mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, CUstream) -> u32,
+        ncclGroupStart: fn() -> u32,
+        ncclGroupEnd: fn() -> u32,
     }
 }
 
@@ -255,8 +259,10 @@ impl Nccl {
             Exchange::AllGather => "ncclAllGather",
             Exchange::ReduceScatter(_) => "ncclReduceScatter",
             Exchange::AllReduce(_) => "ncclAllReduce",
+            Exchange::AllToAll(_) => "ncclSend",
         };
         let (api, communicator) = (&self.library.api, self.communicator(call, team)?);
+        let bytes = count * dtype.size();
         let (send, recv) = (send as *const c_void, recv as *mut c_void);
         let (dtype, on) = (data_type(dtype)?, stream(on));
         // SAFETY: the communicator is alive; the addresses are those of the plan.
@@ -272,6 +278,29 @@ impl Nccl {
                 Exchange::AllReduce(how) => {
                     let how = operation(how);
                     (api.ncclAllReduce)(send, recv, count, dtype, how, communicator, on)
+                }
+                Exchange::AllToAll(ranks) => {
+                    // A group is closed whatever became of what is in it.
+                    let opened = (api.ncclGroupStart)();
+                    let enqueue = |rank: usize| {
+                        let (from, to) = (send.byte_add(rank * bytes), recv.byte_add(rank * bytes));
+                        let peer = rank as c_int;
+                        match (api.ncclSend)(from, count, dtype, peer, communicator, on) {
+                            0 | IN_PROGRESS => {
+                                (api.ncclRecv)(to, count, dtype, peer, communicator, on)
+                            }
+                            code => code,
+                        }
+                    };
+                    let codes = (0..ranks).map(enqueue);
+                    let failed = codes.fold(opened, |code, next| match code {
+                        0 | IN_PROGRESS => next,
+                        failed => failed,
+                    });
+                    match (failed, (api.ncclGroupEnd)()) {
+                        (0 | IN_PROGRESS, closed) => closed,
+                        (failed, _) => failed,
+                    }
                 }
             }
         };

@@ -425,6 +425,7 @@ impl Driver for Recording {
             Exchange::AllGather => "all_gather",
             Exchange::ReduceScatter(_) => "reduce_scatter",
             Exchange::AllReduce(_) => "all_reduce",
+            Exchange::AllToAll(_) => "all_to_all",
         };
         self.note(Call::Collective(name, collective.team, collective.count, on));
         Ok(())

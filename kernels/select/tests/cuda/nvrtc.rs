@@ -59,6 +59,10 @@ fn all_units() -> Vec<Unit> {
             false,
         ),
     ]));
+    // It is launched by collectives.
+    for ranks in [2, 64] {
+        all.push(("rank_sum".into(), vec![("RANKS".into(), ranks.to_string())]));
+    }
     all
 }
 
@@ -150,6 +154,12 @@ fn bodies() -> Vec<(Op, Vec<TensorType>)> {
         (draws(RandomFn::Uniform), vec![ty(i, &[5])]),
         (draws(RandomFn::Normal), vec![ty(i, &[5])]),
         (Op::GradStats(GradStats::default()), vec![ty(f, &[64])]),
+        (Op::GradStats(GradStats { exact: true }), vec![ty(f, &[64])]),
+        // More operands than one launch reads.
+        (Op::GradStats(GradStats { exact: true }), vec![ty(f, &[64]); 130]),
+        (Op::RoundStats, vec![ty(f, &[43])]),
+        (Op::TreeSum, vec![ty(f, &[64]), ty(i, &[]), ty(f, &[64])]),
+        (Op::TreeSum, [vec![ty(f, &[64]), ty(i, &[])], vec![ty(f, &[64]); 6]].concat()),
         (Op::Quantize(Quantize { to: DType::F8E4M3, index: 0 }), vec![ty(b, &[64]), ty(f, &[1])]),
         (Op::BatchNorm(BatchNorm { eps: 1e-5 }), vec![image.clone(), ty(f, &[3]), ty(f, &[3])]),
         (

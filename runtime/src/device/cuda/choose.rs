@@ -55,6 +55,9 @@ impl Choice {
         let mut tuning = if first { Tuning::read(&path) } else { Tuning::default() };
         let bind = |base| Program::of_choices(plan, survey, driver, modules, engine_bytes, base);
         let (mut program, end) = bind(NOWHERE)?;
+        if first && plan.reproducible.is_some() {
+            pinned(&tuning, driver, &program)?;
+        }
         let measures = first && !tuning.is_complete(driver, &program);
         if measures {
             let base = allocate(driver, (end - NOWHERE) as usize, (plan, &layout), issuer)?;
@@ -62,14 +65,14 @@ impl Choice {
             let watch = Watch { driver, ranks };
             let wait = |event: EventHandle| watch.wait(event, || "the choice of algorithms".into());
             let bench = Bench::new(driver, issuer.compute(), wait)?;
-            let mut tuner = Tuner::new(bench, &mut tuning, &path, limits.tuning);
+            let mut tuner = Tuner::new(bench, &mut tuning, &path, limits.tuning(plan));
             tuner.problems(&program)?;
             let algorithms = tuner.prepare(&program, issuer)?;
             tuner.choices(&program, issuer, &algorithms)?;
             driver.free(base)?;
         }
         tuning = shared(tuning, ranks)?;
-        let note = note(&tuning, driver, &program, limits).filter(|_| first);
+        let note = note(&tuning, driver, &program, (plan, limits)).filter(|_| first);
         let bytes = settle(&tuning, driver, &mut program, issuer)?;
         let mut engines_bytes = [0; STREAMS];
         for (task, commands) in plan.tasks.iter().zip(&program.commands) {
@@ -153,15 +156,31 @@ fn settle(
     Ok(bytes)
 }
 
+/// Checks that every choice in the file can be made here: another in its place would give other bits.
+fn pinned(tuning: &Tuning, driver: &impl Driver, program: &Program) -> Result<(), RunError> {
+    let Some((key, e)) = tuning.first_unusable(driver, program) else { return Ok(()) };
+    let reason = format!(
+        "what it has for `{key}` cannot be made ready ({e}), and in its place another kernel would compute other bits; \
+         free memory of the device, or delete the entry from the file of every plan of this run"
+    );
+    Err(RunError::Plan { path: TUNING.into(), reason })
+}
+
 /// Says that the time for measuring was over before all candidates were measured.
 fn note(
     tuning: &Tuning,
     driver: &impl Driver,
     program: &Program,
-    limits: &Limits,
+    (plan, limits): (&Plan, &Limits),
 ) -> Option<String> {
     let (n, all) = (tuning.n_hurried(driver, program), program.n_chosen());
-    let seconds = limits.tuning.as_secs();
+    let seconds = limits.tuning(plan).as_secs();
+    if n > 0 && plan.reproducible.is_some() && limits.tuning.is_none() {
+        return Some(format!(
+            "{n} of {all} choices of kernels are the libraries' first ones, without measuring, so that every number of \
+             ranks makes the same; docs/reproducible.md says how to measure them once for all"
+        ));
+    }
     (n > 0).then(|| {
         format!(
             "{n} of {all} choices of kernels were made before all of their candidates were measured, because the time \

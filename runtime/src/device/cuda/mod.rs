@@ -20,6 +20,7 @@ mod random_data;
 mod reports;
 #[cfg(test)]
 mod shared_caches;
+mod sums;
 mod survey;
 mod tuning;
 mod widen;
@@ -81,14 +82,14 @@ pub struct Ranks {
     pub timeout: Duration,
 }
 
-/// Seconds for which the first start measures candidates unless told otherwise.
+/// Seconds for which the first start measures candidates unless told otherwise; of a reproducible plan none.
 pub const TUNING_SECONDS: u64 = 120;
 
 /// What preparing a plan may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Time for measuring candidates of kernels.
-    pub tuning: Duration,
+    /// Time for measuring candidates of kernels, if it was said.
+    pub tuning: Option<Duration>,
     /// Device memory that is left to others, such as a plan beside it, in bytes.
     pub reserved_bytes: usize,
 }
@@ -96,8 +97,13 @@ pub struct Limits {
 impl Limits {
     /// Those of a plan that is alone, and `seconds` for measuring.
     pub fn of(seconds: Option<u64>) -> Limits {
-        let tuning = Duration::from_secs(seconds.unwrap_or(TUNING_SECONDS));
-        Limits { tuning, reserved_bytes: 0 }
+        Limits { tuning: seconds.map(Duration::from_secs), reserved_bytes: 0 }
+    }
+
+    /// Time for measuring. What is measured depends on the moment: unless it is said, a reproducible plan does not.
+    fn tuning(&self, plan: &Plan) -> Duration {
+        let usual = if plan.reproducible.is_some() { 0 } else { TUNING_SECONDS };
+        self.tuning.unwrap_or(Duration::from_secs(usual))
     }
 }
 

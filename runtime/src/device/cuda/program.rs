@@ -5,6 +5,7 @@ use super::memory::Memory;
 use super::modules::Modules;
 use super::operands::Operands;
 use super::random_data::{Region, Values};
+use super::sums;
 use super::survey::{Code, Survey};
 use super::tuning::Settled;
 use crate::RunError;
@@ -15,9 +16,9 @@ use frit_cuda::driver::{
 };
 use frit_ir::DType;
 use frit_ir::plan::{
-    Action, Argument, Candidate, CandidateName, Epilogue, GEMM_WORKSPACE, Gemm, GeneratedLaunch,
-    KernelId, Launch, Operation, OperationLaunch, Place, Plan, Pointer, SourceKernel, TaskId, Team,
-    TiVec, layout,
+    ALIGNMENT, Action, Argument, Candidate, CandidateName, Epilogue, GEMM_WORKSPACE, Gemm,
+    GeneratedLaunch, KernelId, Launch, Operation, OperationLaunch, Place, Plan, Pointer, RankSum,
+    SourceKernel, Stream, TaskId, Team, TiVec, layout,
 };
 use std::collections::HashMap;
 
@@ -25,6 +26,8 @@ use std::collections::HashMap;
 /// with several rounds the others take over their work, and a collective can start when the first round ends rather
 /// than the kernel.
 const ROUNDS: u32 = 4;
+/// The alignment of parameters and gradients however groups are laid out, in bytes.
+const EVERYWHERE: usize = 16;
 
 /// The commands of every task.
 pub(super) struct Program {
@@ -76,6 +79,8 @@ struct Binder<'a, D> {
     choices: Vec<ChoiceOf>,
     by_key: HashMap<String, usize>,
     n_operations: usize,
+    /// The alignment of operands that GEMMs count on at most, in bytes.
+    alignment: usize,
 }
 
 /// Inputs for binding copies, zeros and collectives.
@@ -83,6 +88,7 @@ struct Transfers<'a, D> {
     plan: &'a Plan,
     driver: &'a D,
     memory: &'a Memory,
+    modules: &'a Modules,
     rank: usize,
     teams: Vec<(Team, TeamHandle)>,
 }
@@ -100,8 +106,8 @@ impl Program {
         modules: &Modules,
         rank: usize,
     ) -> Result<Program, RunError> {
-        let mut binder = Binder::new(driver, modules, &survey.code);
-        let mut transfers = Transfers { plan, driver, memory, rank, teams: Vec::new() };
+        let mut binder = Binder::new(plan, driver, modules, &survey.code);
+        let mut transfers = Transfers { plan, driver, memory, modules, rank, teams: Vec::new() };
         let mut commands = TiVec::with_capacity(plan.tasks.len());
         for (i, task) in plan.tasks.iter_enumerated() {
             commands.push(match &task.action {
@@ -110,7 +116,7 @@ impl Program {
                     let operands = Operands::of(plan, memory, (reads, writes), task.stream, fault);
                     binder.kernel(&survey.code[*kernel], &operands)?
                 }
-                other => transfers.bind(other)?,
+                other => transfers.bind(other, task.stream)?,
             });
         }
         Ok(binder.program(commands))
@@ -129,7 +135,7 @@ impl Program {
         engine_bytes: usize,
         base: Address,
     ) -> Result<(Program, Address), RunError> {
-        let mut binder = Binder::new(driver, modules, &survey.code);
+        let mut binder = Binder::new(plan, driver, modules, &survey.code);
         let (mut commands, mut last) = (TiVec::with_capacity(plan.tasks.len()), base);
         for task in &plan.tasks {
             commands.push(match &task.action {
@@ -178,7 +184,10 @@ impl<D: Driver> Transfers<'_, D> {
     }
 
     /// The commands of copies, zeros and collectives.
-    fn bind(&mut self, action: &Action) -> Result<Vec<Command>, CudaError> {
+    fn bind(&mut self, action: &Action, stream: Stream) -> Result<Vec<Command>, CudaError> {
+        if let Some(sum) = self.plan.rank_sum(action) {
+            return self.sum(action, sum, stream);
+        }
         let numel = |place: &Place| place.ty.shape.numel();
         let command = match action {
             Action::Kernel { .. } => unreachable!("invariant: kernels are bound elsewhere"),
@@ -218,6 +227,33 @@ impl<D: Driver> Transfers<'_, D> {
         Ok(Some(command).into_iter().filter(Command::does_something).collect())
     }
 
+    /// The commands of a sum over ranks, with its rows in the stream's scratch memory.
+    fn sum(
+        &mut self,
+        action: &Action,
+        sum: RankSum,
+        stream: Stream,
+    ) -> Result<Vec<Command>, CudaError> {
+        let (send, recv, is_whole) = match action {
+            Action::ReduceScatter { send, recv, .. } => (send, recv, false),
+            Action::AllReduce { send, recv, .. } => (send, recv, true),
+            _ => unreachable!("invariant: a sum"),
+        };
+        let at = sums::Addresses {
+            send: self.at(send),
+            recv: self.at(recv),
+            rows: self.memory.scratch[stream.index()],
+        };
+        let handle = self.team(action)?;
+        let team =
+            self.plan.team(action, self.rank).expect("invariant: every collective has a team");
+        let own = (self.rank - team.first) / team.stride;
+        let mut commands =
+            sums::commands(self.driver, self.modules, sum, (handle, own), at, is_whole)?;
+        commands.retain(Command::does_something);
+        Ok(commands)
+    }
+
     fn collective(
         &self,
         exchange: Exchange,
@@ -248,6 +284,7 @@ impl<D: Driver> Transfers<'_, D> {
 
 impl<'a, D: Driver> Binder<'a, D> {
     fn new(
+        plan: &Plan,
         driver: &'a D,
         modules: &'a Modules,
         code: &'a TiVec<KernelId, Code<'a>>,
@@ -261,6 +298,8 @@ impl<'a, D: Driver> Binder<'a, D> {
             choices: Vec::new(),
             by_key: HashMap::new(),
             n_operations: 0,
+            // Where a parameter lies in a group may depend on the ranks, and on it what the library offers.
+            alignment: if plan.reproducible.is_some() { EVERYWHERE } else { ALIGNMENT },
         }
     }
 
@@ -421,7 +460,7 @@ impl<'a, D: Driver> Binder<'a, D> {
 
     /// The index of a GEMM, added if it is new.
     fn problem(&mut self, gemm: &Gemm, at: GemmAddresses, operands: &Operands) -> usize {
-        let problem = GemmProblem::of(gemm, &at);
+        let problem = GemmProblem::of(gemm, &at).aligned_to(self.alignment);
         let next = self.problems.len();
         let index = *self.by_problem.entry(problem.clone()).or_insert(next);
         if index == next {

@@ -1,5 +1,6 @@
 //! Collects how every kernel of a plan is executed and what that requires, before memory or a device is available.
 
+use super::sums;
 use crate::RunError;
 use frit_ir::plan::{
     Action, Argument, CudaLaunch, Entry, Kernel, KernelId, Launch, Launches, Plan, Pointer,
@@ -18,13 +19,15 @@ pub(super) struct Survey<'a> {
     pub(super) code: TiVec<KernelId, Code<'a>>,
     /// Tasks that may report a fault, ascending.
     pub(super) faulting: Vec<TaskId>,
+    /// The kernels that add over ranks.
+    sums: Vec<SourceKernel>,
 }
 
 impl<'a> Survey<'a> {
     /// Collects how every kernel is executed.
     ///
     /// # Errors
-    /// A kernel that has no code for GPUs.
+    /// A kernel that has no code for GPUs, or a collective that none adds.
     pub(super) fn of(plan: &'a Plan) -> Result<Survey<'a>, RunError> {
         let code: TiVec<KernelId, Code> =
             plan.kernels.iter().map(Code::of).collect::<Result<_, _>>()?;
@@ -38,13 +41,15 @@ impl<'a> Survey<'a> {
             _ => false,
         });
         let faulting = faulting.map(|(i, _)| i).collect();
-        Ok(Survey { code, faulting })
+        Ok(Survey { code, faulting, sums: sums::kernels(plan)? })
     }
 
-    /// The kernels in CUDA C++, including those of all candidates.
+    /// The kernels in CUDA C++, including those of all candidates and of sums over ranks.
     pub(super) fn sources(&self) -> Vec<&SourceKernel> {
         let launches = self.selected().flat_map(Launches::every_launch);
-        launches.filter_map(|l| if let Launch::Source(k) = l { Some(k) } else { None }).collect()
+        let sources =
+            launches.filter_map(|l| if let Launch::Source(k) = l { Some(k) } else { None });
+        sources.chain(&self.sums).collect()
     }
 
     fn selected(&self) -> impl Iterator<Item = &Launches> {

@@ -180,6 +180,19 @@ impl Tuning {
         self.get(device, &choice.key).is_some() && self.settle(driver, device, choice).is_ok()
     }
 
+    /// The first choice of a program that was made, and cannot be made ready.
+    pub(super) fn first_unusable(
+        &self,
+        driver: &impl Driver,
+        program: &Program,
+    ) -> Option<(String, CudaError)> {
+        let device = device(driver);
+        let made = |c: &&ChoiceOf| self.get(&device, &c.key).is_some();
+        program.choices.iter().filter(made).find_map(|choice| {
+            self.settle(driver, &device, choice).err().map(|e| (choice.key.clone(), e))
+        })
+    }
+
     /// Choices of a program that were made before all of their candidates were measured.
     pub(super) fn n_hurried(&self, driver: &impl Driver, program: &Program) -> usize {
         let device = device(driver);
