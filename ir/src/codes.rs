@@ -108,7 +108,7 @@ codes! {
     ReportInput = "E115": "a file for `frit report` cannot be read, is not of metrics or a trace, or is a trace of another plan", "give files that `frit run --metrics` and `frit run --trace` wrote; a trace only of the same plan", "files_that_are_no_runs_are_refused";
     AuditFailed = "E116": "`frit audit` found a loss, gradient, update, rank or kernel that is not what it must be", "the notes list what differs; do not train with the plan, and if it was not edited, report it with the model", "an_audit_catches_what_a_plan_computes_wrong";
     AuditPlan = "E117": "`frit audit` cannot audit this plan: it does not train, is for several GPUs, or its interpretation would take too long", "audit a small model of the same layers, or fewer parameters", "what_cannot_be_audited_is_refused";
-    PlanEdited = "E118": "`frit verify --certify` found that a plan is not what its model compiles to", "it was edited, or compiled by another version: compile the model again", "edited_plans_with_new_digests_are_refused_with_a_code";
+    PlanEdited = "E118": "`frit verify` found that a plan is not what its model compiles to", "it was edited, or compiled by another version: compile the model again", "edited_plans_with_new_digests_are_refused_with_a_code";
     BenchPlan = "E113": "`frit bench` compares a low-precision plan with f32, and this plan is not low-precision", "give a plan in bf16 or fp16", "plans_and_what_is_done_with_them";
     OutputUnknown = "E211": "the model has no output named as in `loss.logits`", "the notes list its outputs", "metrics_that_fit_nothing_are_refused";
     OutputNotFloat = "E212": "the output of a loss is not a float tensor", "name another output in `loss.logits`", "models_and_command_lines";

@@ -214,12 +214,14 @@ class Plan:
         found = json.loads(self._plan.view(name))
         return Rows(found) if isinstance(found, list) else found
 
-    def verify(self):
-        """Proves that the plan and its evaluation are sound, and that the files beside them are the compiled ones.
+    def verify(self, quick=False):
+        """Proves that the plan and its evaluation are sound, that the files beside them are the compiled ones, and what every pass kept.
 
-        Returns the verified plans with their numbers of tasks. Raises ``FritError`` that names the broken invariant.
+        For the last of these the model is compiled again, unless ``quick``. Returns the verified ``plans`` with their numbers of tasks,
+        and the ``certificate``: a verdict for every pass, and where outputs are rounded. Raises ``FritError`` that names the broken
+        invariant, or what differs from what the model compiles to.
         """
-        return json.loads(self._plan.verify())
+        return json.loads(self._plan.verify(quick))
 
     def simulate(self, cluster=None):
         """Predicts a step on a cluster: ``"h100"`` and the like, or a TOML file; by default the plan's. Seconds, bytes."""

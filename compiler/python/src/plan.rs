@@ -88,10 +88,15 @@ impl Plan {
         refused(py, found)?.warnings().iter().map(|d| error::of_diagnostic(py, d)).collect()
     }
 
-    /// Verifies the plan and the files beside it; the verified plans with their tasks as JSON.
-    fn verify(&self, py: Python<'_>) -> PyResult<String> {
-        let sound = refused(py, py.detach(|| verify::verify(&self.path)))?;
-        Ok(json!(sound).to_string())
+    /// Verifies the plan and the files beside it, and unless it is to be quick certifies what its model became; as JSON.
+    fn verify(&self, py: Python<'_>, quick: bool) -> PyResult<String> {
+        let found = py.detach(|| {
+            let plans = verify::verify(&self.path)?;
+            let certify = || verify::certified(&self.path, None, false);
+            let certificate = if quick { None } else { Some(certify()?) };
+            Ok(json!({ "plans": plans, "certificate": certificate }).to_string())
+        });
+        refused(py, found)
     }
 
     /// The prediction of a step on a cluster, by default the plan's, as JSON.

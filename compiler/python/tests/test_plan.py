@@ -26,7 +26,7 @@ def test_views_are_those_of_the_command_line(models):
     assert "[optimizer]" in plan.config and "gpt2" not in repr(plan.config)
     h100 = json.loads(command("simulate", plan.path, "--cluster", "h100", "--json"))
     assert plan.simulate("h100") == h100 and plan.simulate()["step_seconds"] > 0
-    assert [p["tasks"] for p in plan.verify()] == [len(plan.schedule), len(frit.load(plan.path + "/eval").schedule)]
+    assert [p["tasks"] for p in plan.verify()["plans"]] == [len(plan.schedule), len(frit.load(plan.path + "/eval").schedule)]
 
 
 def test_the_report_is_that_of_the_command_line(plan, tmp_path):

@@ -1,6 +1,6 @@
 //! `frit verify`: verifies a plan, that the files beside it are the compiled ones, and that it is what its model compiles to.
 
-use crate::certificate::{Certificate, Rounded, Verdict, certify};
+use crate::certificate::{Certificate, Checked, Plans, Rounded, Verdict, certify};
 use crate::diagnostics::Report;
 use crate::plan_dir;
 use crate::repeat::Repeat;
@@ -8,31 +8,34 @@ use frit_ir::plan::{Plan, layout};
 use frit_ir::{Code, Diagnostic};
 use frit_passes::verify_plan::{verify_evaluation, verify_plan};
 use frit_runtime::plan_dir::verify_files;
+use frit_runtime::progress::Heartbeat;
+use indicatif::ProgressBar;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Arguments of `frit verify`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   frit verify plan
-  frit verify plan --certify
-  frit verify plan --certify --json | jq '.certificate.passes[] | select(.verdict == \"not_shown\")'
+  frit verify plan --quick
+  frit verify plan --json | jq '.certificate.passes[] | select(.verdict == \"not_shown\")'
 
-The tasks of the plan are proved to compute the step that it declares. With --certify its model is compiled again, and of every pass it
-is proved, over the real numbers, that loss, gradients, update and statistics are those of the model (docs/verification.md). A pass of
+The tasks of the plan are proved to compute the step that it declares. Then its model is compiled again, and of every pass it
+is proved that loss, gradients, update and statistics are those of the model (docs/verification.md). A pass of
 which this cannot be shown is listed; that is no error. A plan that differs from what its model compiles to is one, with exit code 1.")]
 pub struct Args {
     /// The plan directory.
     pub plan: PathBuf,
-    /// Compile the model again, and prove of every pass what it must keep.
+    /// Prove the tasks alone, without the model.
     #[arg(long)]
-    pub certify: bool,
+    pub quick: bool,
     /// Path of the model that the plan was compiled from, if it was moved.
-    #[arg(long, value_name = "FILE", requires = "certify")]
+    #[arg(long, value_name = "FILE", conflicts_with = "quick")]
     pub model: Option<PathBuf>,
     /// Read external data of the model also outside of the model's folder.
-    #[arg(long, requires = "certify")]
+    #[arg(long, conflicts_with = "quick")]
     pub allow_external_data: bool,
     /// As JSON, with stable keys.
     #[arg(long)]
@@ -52,7 +55,7 @@ pub struct Sound {
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let line = |s: &Sound| format!("{}: sound ({} tasks)\n", s.plan.display(), s.tasks);
     let plans = verify(&args.plan)?;
-    let certificate = if args.certify { Some(certified(args)?) } else { None };
+    let certificate = if args.quick { None } else { Some(certificate(args)?) };
     if args.json {
         let found = serde_json::json!({ "plans": plans, "certificate": certificate });
         return Ok(format!("{found:#}\n"));
@@ -64,19 +67,40 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     Ok(text)
 }
 
-/// The certificate of a plan that was not edited.
-fn certified(args: &Args) -> Result<Certificate, Report> {
-    let plan = plan_dir::read(&args.plan)?;
+/// The certificate of the plans of a directory, with progress on a terminal.
+fn certificate(args: &Args) -> Result<Certificate, Report> {
+    let progress = ProgressBar::new_spinner().with_message("proving every pass");
+    progress.enable_steady_tick(Duration::from_millis(100));
+    let _heartbeat = Heartbeat::start("proving every pass");
+    let found = certified(&args.plan, args.model.as_deref(), args.allow_external_data);
+    progress.finish_and_clear();
+    found
+}
+
+/// The certificate of the plans of a directory that were not edited. Their model is where it was, or here, or as good as a copy of it is
+/// in the directory.
+///
+/// # Errors
+/// If there is no such plan or model, or the plan is not what the model compiles to.
+pub fn certified(
+    dir: &Path,
+    model: Option<&Path>,
+    allow_external_data: bool,
+) -> Result<Certificate, Report> {
+    let plan = plan_dir::read(dir)?;
+    let evaluation = dir.join(layout::EVALUATION);
+    let evaluation = if evaluation.exists() { Some(plan_dir::read(&evaluation)?) } else { None };
     let scratch = tempfile::tempdir().map_err(|e| {
         Diagnostic::error(Code::FileUnwritable, format!("no temporary folder: {e}"))
     })?;
-    let (model, to) = (args.model.as_deref(), scratch.path().join("model"));
-    let again = Repeat::of(&args.plan, &plan, model, &to, args.allow_external_data)?;
-    let certificate = certify(&again.request, &again.config, Some(&plan))?;
+    let to = scratch.path().join("model");
+    let again = Repeat::of(dir, &plan, model, &to, allow_external_data)?;
+    let plans = Plans { plan: &plan, evaluation: evaluation.as_ref() };
+    let certificate = certify(&again.request, &again.config, Some(plans))?;
     if certificate.edited.is_empty() {
         return Ok(certificate);
     }
-    let message = format!("{} is not what its model compiles to", args.plan.display());
+    let message = format!("{} is not what its model compiles to", dir.display());
     let different = certificate.edited.join(", ");
     Err(Diagnostic::error(Code::PlanEdited, message)
         .note(format!("these parts of plan.json differ: {different}"))
@@ -85,48 +109,53 @@ fn certified(args: &Args) -> Result<Certificate, Report> {
 }
 
 fn page(plan: &Path, certificate: &Certificate) -> String {
-    let mut text = String::new();
-    for checked in &certificate.passes {
-        text += &format!("  {:<20} {}\n", checked.pass, checked.verdict.words());
-        for difference in
-            checked.differences.iter().filter(|_| checked.verdict == Verdict::NotShown)
-        {
-            text += &format!("      {difference}\n");
-        }
-    }
+    let mut text = by_verdict("", &certificate.passes);
+    text += &by_verdict("evaluation: ", &certificate.evaluation);
     text += &roundings(&certificate.outputs);
-    let open: Vec<&str> = certificate
-        .passes
-        .iter()
-        .filter(|p| p.verdict == Verdict::NotShown)
-        .map(|p| p.pass.as_str())
-        .collect();
+    let open = certificate.open();
+    let names: Vec<&str> = open.iter().map(|p| p.pass.as_str()).collect();
+    for Checked { pass, differences, .. } in &open {
+        differences.iter().for_each(|what| text += &format!("  {pass}: {what}\n"));
+    }
     let plan = plan.display();
-    text += &match open.is_empty() {
+    text += &match names.is_empty() {
         true => format!("{plan}: certified: every rank computes the step of the model\n"),
-        false => format!("{plan}: not certified: nothing is known of {}\n", open.join(", ")),
+        false => format!("{plan}: not certified: nothing is known of {}\n", names.join(", ")),
     };
     text
 }
 
-/// Where outputs are rounded; those that are rounded alike on one line.
-fn roundings(outputs: &[Rounded]) -> String {
-    let mut alike: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-    for output in outputs {
-        let operations = output.operations.iter().cloned().collect::<Vec<_>>().join(", ");
-        alike.entry(operations).or_default().push(&output.output);
-    }
-    let line = |(operations, names): (String, Vec<&str>)| {
-        let names = match names[..] {
-            [first, _, ..] => format!("{first} and {} more", names.len() - 1),
-            _ => names.concat(),
-        };
-        match operations.is_empty() {
-            true => format!("  {names}: equal but for the order of sums\n"),
-            false => format!("  {names}: rounded by {operations}\n"),
+/// The names of passes on a line for each verdict.
+fn by_verdict(title: &str, passes: &[Checked]) -> String {
+    let mut names: BTreeMap<Verdict, Vec<&str>> = BTreeMap::new();
+    for checked in passes {
+        let names = names.entry(checked.verdict).or_default();
+        if !names.contains(&checked.pass.as_str()) {
+            names.push(&checked.pass);
         }
+    }
+    let line = |(verdict, names): (Verdict, Vec<&str>)| match verdict {
+        Verdict::Unchanged => format!("  {title}{} passes {}\n", names.len(), verdict.words()),
+        _ => format!("  {title}{}: {}\n", verdict.words(), names.join(", ")),
     };
-    alike.into_iter().map(line).collect()
+    names.into_iter().map(line).collect()
+}
+
+/// How many outputs are rounded, and by what; `--json` has it of each.
+fn roundings(outputs: &[Rounded]) -> String {
+    let (rounded, exact): (Vec<&Rounded>, Vec<&Rounded>) =
+        outputs.iter().partition(|output| !output.operations.is_empty());
+    let operations: BTreeSet<&str> =
+        rounded.iter().flat_map(|output| output.operations.iter().map(String::as_str)).collect();
+    let operations = operations.into_iter().collect::<Vec<_>>().join(", ");
+    let mut text = String::new();
+    if !exact.is_empty() {
+        text += &format!("  {} outputs equal but for the order of sums\n", exact.len());
+    }
+    if !rounded.is_empty() {
+        text += &format!("  {} outputs rounded, by {operations}\n", rounded.len());
+    }
+    text
 }
 
 /// Verifies the plan of a plan directory and its evaluation, and the files beside them.

@@ -1,7 +1,7 @@
 //! Compiles the evaluation plan, alone or beside a training plan.
 
-use super::passes::End;
-use super::{Compilation, Evaluation, Made};
+use super::passes::{End, observing};
+use super::{Compilation, Evaluation, Made, Observer};
 use crate::diagnostics::Report;
 use crate::pipeline;
 use frit_ir::plan::Plan;
@@ -35,7 +35,9 @@ impl Compilation<'_> {
             held: known.held.clone(),
             ..PassContext::default()
         };
+        let observer = self.observer.take().map(|observer| observer as &mut dyn Observer);
         let mut evaluation = Compilation {
+            observer: observing(observer, true, &graph),
             context,
             trained: Some(trained),
             saving: self.saving,

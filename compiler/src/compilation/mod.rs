@@ -58,6 +58,11 @@ pub struct Request {
 
 /// Observes the graph after each pass.
 pub trait Observer {
+    /// Passes begin on this graph: those of the model, or of its evaluation. Returns whether to observe them.
+    fn begin(&mut self, evaluation: bool, _graph: &Graph) -> bool {
+        !evaluation
+    }
+
     /// The pass `name` has run as the `index`-th.
     fn after(&mut self, index: usize, name: &str, graph: &Graph);
 
@@ -183,7 +188,7 @@ pub fn reference(request: &Request, config: &Config) -> Result<Plan, Report> {
 /// One graph on its way to a plan.
 struct Compilation<'a> {
     setup: &'a Setup<'a>,
-    /// Observes the passes of the model itself, not those of derived compilations.
+    /// Observes the passes.
     observer: Option<&'a mut dyn Observer>,
     graph: Graph,
     /// The graph as the front end read it, with adapters, if the model is evaluated beside its training.

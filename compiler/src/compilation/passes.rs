@@ -61,7 +61,7 @@ impl<'a> Compilation<'a> {
     ) -> Self {
         let graph = std::mem::take(&mut imported.graph);
         let mut compilation = Compilation {
-            observer,
+            observer: observing(observer, false, &graph),
             stop_after: setup.request.stop_after.as_deref(),
             ..Compilation::new(setup, graph)
         };
@@ -191,6 +191,15 @@ impl<'a> Compilation<'a> {
         Err(Diagnostic::error(Code::TooManyLossElements, message)
             .help("lower run.accumulation or sharding.ranks"))
     }
+}
+
+/// The observer, if it observes the passes of this graph.
+pub(super) fn observing<'a>(
+    observer: Option<&'a mut dyn Observer>,
+    evaluation: bool,
+    graph: &Graph,
+) -> Option<&'a mut dyn Observer> {
+    observer.and_then(|observer| observer.begin(evaluation, graph).then_some(observer))
 }
 
 /// The remark on an initializer that became a constant of the graph.

@@ -31,62 +31,66 @@ impl From<Unstated> for Difference {
 /// Stack of the thread that compares: terms are as deep as models between two reductions.
 const STACK: usize = 1 << 30;
 
-/// Compares the outputs of two graphs over the real numbers: those of the second must be those of the first, by name and kind. Outputs of
-/// kind `Result` may be missing. Returns the differences.
-pub fn compare(before: &Graph, after: &Graph, ranks: Ranks) -> Vec<Difference> {
-    compared(false, before, after, ranks)
-}
-
-/// The same, where values are also rounded to f16, bf16 and narrower dtypes wherever the graphs have them.
-pub fn compare_rounded(before: &Graph, after: &Graph, ranks: Ranks) -> Vec<Difference> {
-    compared(true, before, after, ranks)
-}
-
-fn compared(rounds: bool, before: &Graph, after: &Graph, ranks: Ranks) -> Vec<Difference> {
-    on_large_stack(|| {
-        let mut t = Terms::default();
-        t.rounds = rounds;
-        let first = Reading::new(&mut t, before, ranks);
-        let expected = outputs(before, &first);
-        let second = Reading::new(&mut t, after, ranks);
-        differences(&t, &expected, &outputs(after, &second))
-    })
-}
-
-/// Compares the step of one rank with that of all. Expected is that gradients are the means over ranks
-/// when they are applied (in a reproducible step their sums), that the numbers
-/// of which the loss and the norm are made are sums over ranks, and that everything else stays what it is on one rank.
-pub fn compare_distributed(before: &Graph, after: &Graph, ranks: Ranks) -> Vec<Difference> {
-    compared_distributed(false, before, after, ranks)
-}
-
-/// The same, where values are also rounded.
-pub fn compare_distributed_rounded(before: &Graph, after: &Graph, ranks: Ranks) -> Vec<Difference> {
-    compared_distributed(true, before, after, ranks)
-}
-
-fn compared_distributed(
-    rounds: bool,
-    before: &Graph,
-    after: &Graph,
-    ranks: Ranks,
-) -> Vec<Difference> {
-    on_large_stack(|| {
-        let mut t = Terms::default();
-        t.rounds = rounds;
-        let expected = distributed(&mut t, before, after, ranks);
-        let second = Reading::new(&mut t, after, ranks);
-        let mut found = differences(&t, &expected, &outputs(after, &second));
-        found.extend(placement(after));
-        found
-    })
-}
-
-fn on_large_stack(run: impl FnOnce() -> Vec<Difference> + Send) -> Vec<Difference> {
+/// Runs this in a thread whose stack suffices for a [`Comparer`].
+pub fn on_large_stack<T: Send>(run: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, run);
         thread.expect("the system has a thread").join().expect("comparison does not panic")
     })
+}
+
+/// Compares graphs. What several have in common is read once.
+#[derive(Default)]
+pub struct Comparer {
+    terms: Terms,
+}
+
+impl Comparer {
+    /// Of graphs over the real numbers.
+    pub fn of_real_numbers() -> Comparer {
+        Comparer::default()
+    }
+
+    /// Of graphs whose values are also rounded to f16, bf16 and narrower dtypes wherever the graphs have them.
+    pub fn of_rounded_numbers() -> Comparer {
+        let mut comparer = Comparer::default();
+        comparer.terms.rounds = true;
+        comparer
+    }
+
+    /// Compares the outputs of two graphs: those of the second must be those of the first, by name and kind. Outputs of
+    /// kind `Result` may be missing. Returns the differences.
+    pub fn compare(&mut self, before: &Graph, after: &Graph, ranks: Ranks) -> Vec<Difference> {
+        let t = &mut self.terms;
+        let first = Reading::new(t, before, ranks);
+        let expected = outputs(before, &first);
+        let second = Reading::new(t, after, ranks);
+        differences(t, &expected, &outputs(after, &second))
+    }
+
+    /// Compares the step of one rank with that of all. Expected is that gradients are the means over ranks
+    /// when they are applied (in a reproducible step their sums), that the numbers
+    /// of which the loss and the norm are made, and the results of these names, are sums over ranks, and that everything else stays
+    /// what it is on one rank.
+    pub fn compare_distributed(
+        &mut self,
+        before: &Graph,
+        after: &Graph,
+        ranks: Ranks,
+        sums: &[&str],
+    ) -> Vec<Difference> {
+        let t = &mut self.terms;
+        let mut expected = distributed(t, before, after, ranks);
+        for output in before.outputs.iter().filter(|o| sums.contains(&o.name.as_str())) {
+            expected.entry(key_of(before, output)).and_modify(|(term, ..)| {
+                *term = ranks.sum(t, *term, true, true);
+            });
+        }
+        let second = Reading::new(t, after, ranks);
+        let mut found = differences(t, &expected, &outputs(after, &second));
+        found.extend(placement(after));
+        found
+    }
 }
 
 /// An output: what it is, for what, and where it is computed.

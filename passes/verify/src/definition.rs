@@ -3,7 +3,7 @@
 use crate::index::{ANY, Affine, Atom, Ix, Kind, SIGNED, Var};
 use crate::term::{Coloring, Definition, Number, Term, TermId, Terms, mix};
 use frit_ir::Op;
-use std::collections::{HashMap, HashSet};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// A body that reads more constant places, such as each step of a recurrence, is a function of none of them.
 const CONSTANT_PLACES: usize = 4;
@@ -36,6 +36,15 @@ impl Terms {
         if self.vars_of(term).binary_search(&over).is_err() {
             return self.scale(term, over.extent as f64);
         }
+        if let Some(found) = self.sums.get(&(term, over)) {
+            return *found;
+        }
+        let sum = self.new_sum_over(term, over);
+        self.sums.insert((term, over), sum);
+        sum
+    }
+
+    fn new_sum_over(&mut self, term: TermId, over: Var) -> TermId {
         let factors = match self.get(term).clone() {
             Term::Sum(parts, constant) => {
                 let mut sums: Vec<(TermId, f64)> = vec![];
@@ -209,7 +218,7 @@ impl Terms {
         }
         let constants = self.constant_places(body) <= CONSTANT_PLACES;
         let mut arguments =
-            Arguments { bound: &over, constants, places: vec![], seen: HashMap::new() };
+            Arguments { bound: &over, constants, places: vec![], seen: FxHashMap::default() };
         let mut body = arguments.abstracted(self, body);
         let mut places = arguments.places;
         // That an index may be negative is told apart only where it makes a difference.
@@ -244,7 +253,8 @@ impl Terms {
 
     /// How many constant indices a term has.
     fn constant_places(&self, body: TermId) -> usize {
-        let (mut open, mut seen, mut found) = (vec![body], HashSet::new(), HashSet::<Ix>::new());
+        let (mut open, mut seen, mut found) =
+            (vec![body], FxHashSet::default(), FxHashSet::<Ix>::default());
         while let Some(id) = open.pop() {
             if !seen.insert(id) {
                 continue;
@@ -337,7 +347,7 @@ struct Arguments<'a> {
     constants: bool,
     /// Each such index, and the variable that stands for it.
     places: Vec<(Ix, Var)>,
-    seen: HashMap<TermId, TermId>,
+    seen: FxHashMap<TermId, TermId>,
 }
 
 impl Arguments<'_> {

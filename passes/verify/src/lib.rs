@@ -15,9 +15,7 @@ mod substitute;
 mod term;
 mod unstated;
 
-pub use compare::{
-    Difference, compare, compare_distributed, compare_distributed_rounded, compare_rounded,
-};
+pub use compare::{Comparer, Difference, on_large_stack};
 pub use reading::Ranks;
 pub use rounding::{Roundings, roundings};
 pub use unstated::Unstated;

@@ -5,9 +5,11 @@
 //! function of indices, whose bound variables and arguments are named canonically, and which terms apply.
 
 use crate::index::{Affine, Atom, Ix, Var};
+use crate::lemmas::Results;
 use frit_ir::{Op, Tensor};
+use rustc_hash::FxHashMap;
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// What stands for variables, sorted by variable.
@@ -68,8 +70,8 @@ pub(crate) enum Definition {
 /// Colors of variables, and the hashes of terms with them.
 #[derive(Default)]
 pub(crate) struct Coloring {
-    colors: HashMap<Var, u64>,
-    seen: RefCell<HashMap<TermId, u64>>,
+    colors: FxHashMap<Var, u64>,
+    seen: RefCell<FxHashMap<TermId, u64>>,
 }
 
 impl Coloring {
@@ -92,22 +94,26 @@ pub(crate) struct Terms {
     /// Whether values of narrow dtypes are rounded; otherwise they are real numbers.
     pub(crate) rounds: bool,
     terms: Vec<Term>,
-    term_ids: HashMap<Term, TermId>,
+    term_ids: FxHashMap<Term, TermId>,
     /// A hash of each term that does not depend on the names of variables.
     shapes: Vec<u64>,
     vars: Vec<Rc<[Var]>>,
     affines: Vec<Affine>,
-    affine_ids: HashMap<Affine, Ix>,
+    affine_ids: FxHashMap<Affine, Ix>,
     ix_shapes: Vec<u64>,
     ix_vars: Vec<Rc<[Var]>>,
     pub(crate) definitions: Vec<Definition>,
-    definition_ids: HashMap<Definition, u32>,
+    definition_ids: FxHashMap<Definition, u32>,
     pub(crate) leaves: Vec<String>,
-    leaf_ids: HashMap<String, u32>,
+    leaf_ids: FxHashMap<String, u32>,
     /// Constants that are leaves, by their sizes.
-    pub(crate) constants: HashMap<Vec<usize>, Vec<(Tensor, u32)>>,
+    pub(crate) constants: FxHashMap<Vec<usize>, Vec<(Tensor, u32)>>,
     numbers: BTreeMap<u64, ()>,
-    pub(crate) substituted: HashMap<(TermId, Substitution), TermId>,
+    pub(crate) substituted: FxHashMap<(TermId, Substitution), TermId>,
+    /// Sums of terms over a variable.
+    pub(crate) sums: FxHashMap<(TermId, Var), TermId>,
+    /// What operations are of operands that were met before.
+    pub(crate) results: Results,
     pub(crate) next_fresh: u32,
 }
 

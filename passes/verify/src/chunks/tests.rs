@@ -1,7 +1,7 @@
 //! A loss in chunks is that of the whole, and wrong chunks are not.
 
 use crate::gradient::tests::{add, param};
-use crate::{Ranks, compare};
+use crate::{Comparer, Ranks};
 use frit_ir::ops::*;
 use frit_ir::{DType, Graph, OutputKind, TensorType, ValueId};
 
@@ -78,7 +78,8 @@ fn head(chunks: &[(usize, usize)], sums: Sums) -> Graph {
 
 /// The outputs that are not shown to be those of the whole.
 fn wrong(chunks: &[(usize, usize)], sums: Sums) -> Vec<String> {
-    let found = compare(&head(&[(0, 6)], RIGHT), &head(chunks, sums), Ranks::ONE);
+    let (whole, parts) = (head(&[(0, 6)], RIGHT), head(chunks, sums));
+    let found = Comparer::of_real_numbers().compare(&whole, &parts, Ranks::ONE);
     found.into_iter().map(|d| d.output.trim_start_matches("gradient ").to_string()).collect()
 }
 

@@ -146,7 +146,7 @@ fn commutative(t: &mut Terms, name: &'static str, a: TermId, b: TermId) -> TermI
     t.apply(name, &[a, b])
 }
 
-pub(super) fn compare(t: &mut Terms, f: CompareFn, a: TermId, b: TermId, dtype: DType) -> TermId {
+pub(super) fn compare(t: &mut Terms, f: CompareFn, a: TermId, b: TermId) -> TermId {
     let difference = |t: &mut Terms, a, b| {
         let difference = t.sub(a, b);
         t.not_negative(difference)
@@ -163,7 +163,6 @@ pub(super) fn compare(t: &mut Terms, f: CompareFn, a: TermId, b: TermId, dtype: 
             t.not(not)
         }
         CompareFn::Eq | CompareFn::Ne => {
-            let _ = dtype;
             let difference = t.sub(a, b);
             let equal = t.is_zero(difference);
             if f == CompareFn::Eq { equal } else { t.not(equal) }

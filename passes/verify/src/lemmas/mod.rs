@@ -12,10 +12,12 @@ mod rounding;
 #[cfg(test)]
 mod tests;
 
-use crate::index::Ix;
+use crate::index::{Ix, Kind, Var};
 use crate::term::{TermId, Terms};
 use frit_ir::ops::{Linear, ReduceFn};
 use frit_ir::{DType, Op, Tensor, TensorType};
+use rustc_hash::{FxHashMap, FxHasher};
+use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 
 pub(crate) use constant::constant;
@@ -51,6 +53,27 @@ impl Operand {
     }
 }
 
+/// The results of operations that were read, by a hash of what they are of.
+#[derive(Default)]
+pub(crate) struct Results(FxHashMap<u64, Vec<Read>>);
+
+/// An operation that was read: its operands, the types of its results, and these.
+struct Read {
+    op: Op,
+    operands: Vec<(TermId, TensorType)>,
+    types: Vec<TensorType>,
+    results: Vec<TermId>,
+}
+
+impl Read {
+    fn is(&self, op: &Op, operands: &[Operand], types: &[&TensorType]) -> bool {
+        self.op == *op
+            && self.types.iter().eq(types.iter().copied())
+            && self.operands.len() == operands.len()
+            && self.operands.iter().zip(operands).all(|(a, b)| a.0 == b.term && a.1 == b.ty)
+    }
+}
+
 /// The results of an operation, over their axes.
 pub(crate) fn results(
     t: &mut Terms,
@@ -58,7 +81,40 @@ pub(crate) fn results(
     operands: &[Operand],
     types: &[&TensorType],
 ) -> Vec<TermId> {
+    // Values may be large, and operations on them are rare.
+    if operands.iter().any(|x| x.value.is_some()) {
+        return new_results(t, op, operands, types);
+    }
+    let mut hasher = FxHasher::default();
+    op.hash(&mut hasher);
+    operands.iter().for_each(|x| (x.term, &x.ty).hash(&mut hasher));
+    types.hash(&mut hasher);
+    let key = hasher.finish();
+    let known =
+        t.results.0.get(&key).and_then(|all| all.iter().find(|r| r.is(op, operands, types)));
+    if let Some(known) = known {
+        return known.results.clone();
+    }
+    let results = new_results(t, op, operands, types);
+    let read = Read {
+        op: op.clone(),
+        operands: operands.iter().map(|x| (x.term, x.ty.clone())).collect(),
+        types: types.iter().map(|ty| (*ty).clone()).collect(),
+        results: results.clone(),
+    };
+    t.results.0.entry(key).or_default().push(read);
+    results
+}
+
+fn new_results(t: &mut Terms, op: &Op, operands: &[Operand], types: &[&TensorType]) -> Vec<TermId> {
+    // Terms of values have no variables of this kind, so their names may be used again, and what is known of them with it.
+    t.next_fresh = 0;
     let exact = exact(t, op, operands, types);
+    let is_free = |v: &Var| v.kind == Kind::Fresh;
+    debug_assert!(
+        !exact.iter().any(|y| t.vars_of(*y).iter().any(is_free)),
+        "{op:?} binds its variables"
+    );
     if !t.rounds || rounding::is_exact(op) {
         return exact;
     }
@@ -80,7 +136,7 @@ fn exact(t: &mut Terms, op: &Op, operands: &[Operand], types: &[&TensorType]) ->
         }
         Op::Compare(f) => {
             let [a, b] = [0, 1].map(|k| operands[k].broadcast(t, &axes));
-            one(elementwise::compare(t, *f, a, b, operands[0].ty.dtype))
+            one(elementwise::compare(t, *f, a, b))
         }
         Op::Logical(f) => {
             let [a, b] = [0, 1].map(|k| operands[k].broadcast(t, &axes));

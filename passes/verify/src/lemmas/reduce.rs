@@ -213,10 +213,19 @@ pub(super) fn cross_entropy(
     let lse = t.log(total);
     let chosen = at_data(t, logits, &at, last, labels.term, n);
     let loss = t.sub(lse, chosen);
-    let ignored = t.sum(&[(labels.term, 1.0)], -(op.ignore_index as f64));
-    let ignored = t.is_zero(ignored);
+    let ignored = is_ignored(t, labels, labels.term, op.ignore_index);
     let none = t.constant(0.0);
     vec![t.select(ignored, none, loss), lse]
+}
+
+/// Whether an element of the labels is this index.
+fn is_ignored(t: &mut Terms, labels: &Operand, label: TermId, index: i64) -> TermId {
+    let known = labels.value.as_ref().map(|value| value.to_i64s());
+    if known.is_some_and(|known| !known.contains(&index)) {
+        return t.constant(0.0);
+    }
+    let difference = t.sum(&[(label, 1.0)], -(index as f64));
+    t.is_zero(difference)
 }
 
 /// (dlosses, logits, labels, lse): where the label is not ignored, dloss·(e^(logit − lse) − [class is the label]), of classes
@@ -234,8 +243,7 @@ pub(super) fn cross_entropy_grad(
     let difference = t.sub(label, index);
     let chosen = t.is_zero(difference);
     let slope = t.sub(weight, chosen);
-    let ignored = t.sum(&[(label, 1.0)], -(op.ignore_index as f64));
-    let ignored = t.is_zero(ignored);
+    let ignored = is_ignored(t, &operands[2], label, op.ignore_index);
     let kept = t.not(ignored);
     let mut factors = vec![(dloss, 1.0), (slope, 1.0), (kept, 1.0)];
     if let Some(n) = op.classes {
