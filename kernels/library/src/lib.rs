@@ -20,4 +20,6 @@ pub mod peak;
 pub mod pool;
 pub mod routine;
 mod simd;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests;
 pub mod window;

@@ -23,10 +23,10 @@ pub fn f32_flops(pool: &Pool) -> f64 {
     rate(pool, &|| multiply_adds(ROUNDS))
 }
 
-/// As [`f32_flops`] for products of pairs of bf16 that are added in f32; none without such instructions.
+/// As [`f32_flops`] for products of pairs of bf16 that are added in f32; none where the kernels multiply bf16 numbers as f32.
 pub fn bf16_flops(pool: &Pool) -> Option<f64> {
     #[cfg(target_arch = "x86_64")]
-    if crate::simd::has_avx512() && std::arch::is_x86_feature_detected!("avx512bf16") {
+    if crate::simd::prefers_bf16_dots() {
         // SAFETY: the processor has the features.
         return Some(rate(pool, &|| unsafe { x86::dot_products(ROUNDS) }));
     }

@@ -166,7 +166,7 @@ fn strides_of_unfolded_images_are_exact() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn taps_at_offsets_are_exact() {
-    if !crate::simd::has_avx512() || !std::arch::is_x86_feature_detected!("avx512bf16") {
+    if !crate::simd::prefers_bf16_dots() {
         return;
     }
     let windows = [

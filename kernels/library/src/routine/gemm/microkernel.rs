@@ -1,5 +1,5 @@
-//! Micro-kernels: a tile of 12 x 32 results in 24 registers, computed from packed panels by `vfmadd` (f32) or `vdpbf16ps` (bf16), with
-//! scale, bias, accumulation into C and rounding fused into the store. Tiles at the edges of C compute only 4 or 8 rows, or 16 columns.
+//! Micro-kernels: a tile of 12 x 32 results in 24 registers, computed from packed panels by `vfmadd` (f32) or `vdpbf16ps` (pairs of bf16),
+//! with scale, bias, accumulation into C and rounding fused into the store. Tiles at the edges of C compute only 4 or 8 rows, or 16 columns.
 
 use std::arch::x86_64::*;
 
@@ -18,7 +18,7 @@ pub(super) struct Store {
     pub(super) c: *mut u8,
     /// Elements between two rows of C.
     pub(super) c_row: isize,
-    /// f32, or bf16 for [`tile_bf16`].
+    /// Any type for kernels of f32 words, f32 or bf16 for those of pairs.
     pub(super) elem: Elem,
     /// Adds the former contents of C.
     pub(super) load_c: bool,
@@ -260,7 +260,7 @@ macro_rules! tile {
                             _mm512_mask_storeu_ps(c, mask, _mm512_add_ps(value, row_bias[half]));
                         } else {
                             let c = store.c.cast::<i16>().offset(at);
-                            $store_low(c, mask, value, row_bias[half], store.load_c);
+                            $store_low(store.elem, c, mask, value, row_bias[half], store.load_c);
                         }
                     }
                 }
@@ -284,7 +284,13 @@ tile!(
     |b: *const u32| _mm512_loadu_ps(b.cast()),
     |a: u32| _mm512_set1_ps(f32::from_bits(a)),
     |acc, x, y| _mm512_fmadd_ps(x, y, acc),
-    |_: *mut i16, _: u16, _: __m512, _: __m512, _: bool| debug_assert!(false, "an f32 tile")
+    |elem: Elem, c: *mut i16, mask: u16, mut value: __m512, bias: __m512, load_c: bool| {
+        if load_c {
+            value = _mm512_add_ps(value, widened(elem, _mm256_maskz_loadu_epi16(mask, c)));
+        }
+        let value = _mm512_add_ps(value, bias);
+        _mm256_mask_storeu_epi16(c, mask, narrowed(elem, value));
+    }
 );
 
 tile!(
@@ -302,16 +308,47 @@ tile!(
     |b: *const u32| as_bf16(_mm512_loadu_si512(b.cast())),
     |a: u32| as_bf16(_mm512_set1_epi32(a as i32)),
     |acc, x, y| _mm512_dpbf16_ps(acc, x, y),
-    |c: *mut i16, mask: u16, mut value: __m512, bias: __m512, load_c: bool| {
+    |_: Elem, c: *mut i16, mask: u16, mut value: __m512, bias: __m512, load_c: bool| {
         if load_c {
             let old = _mm256_maskz_loadu_epi16(mask, c);
-            let old = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(old));
-            value = _mm512_add_ps(value, _mm512_castsi512_ps(old));
+            value = _mm512_add_ps(value, widened(Elem::BF16, old));
         }
         let value = _mm512_cvtneps_pbh(_mm512_add_ps(value, bias));
         _mm256_mask_storeu_epi16(c, mask, std::mem::transmute::<__m256bh, __m256i>(value));
     }
 );
+
+/// Depths in a word of a packed operand: two bf16 numbers that are multiplied in pairs, or one number as f32.
+pub(super) fn depths_per_word(elem: Elem) -> usize {
+    if elem == Elem::BF16 && crate::simd::prefers_bf16_dots() { 2 } else { 1 }
+}
+
+/// Numbers of 16 bits as f32.
+#[target_feature(enable = "avx512f")]
+#[inline]
+pub(super) fn widened(elem: Elem, numbers: __m256i) -> __m512 {
+    match elem {
+        Elem::F16 => _mm512_cvtph_ps(numbers),
+        _ => _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(numbers))),
+    }
+}
+
+/// f32 numbers, rounded to nearest even, of 16 bits; a NaN stays one.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn narrowed(elem: Elem, numbers: __m512) -> __m256i {
+    if elem == Elem::F16 {
+        return _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(numbers);
+    }
+    let bits = _mm512_castps_si512(numbers);
+    let upper = _mm512_srli_epi32::<16>(bits);
+    let odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
+    let half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+    let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, half));
+    let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(numbers, numbers);
+    let quiet = _mm512_or_si512(upper, _mm512_set1_epi32(0x40));
+    _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, is_nan, quiet))
+}
 
 #[target_feature(enable = "avx512f,avx512bf16")]
 #[inline]

@@ -1,11 +1,12 @@
 //! Batched GEMM `C = alpha * A @ B [+ C] [+ bias]` with f32 accumulation.
 //!
-//! A and B have one element type, C and the bias any; strides are arbitrary, so a transpose costs nothing. f32 with AVX-512 and bf16
-//! with AVX512-BF16 use Frit's micro-kernels, with one packed B shared by all threads (`packed`), since hardware threads of one core
-//! share its caches. Everything else goes block by block through the crate `gemm` (`blocked`).
+//! A and B have one element type, C and the bias any; strides are arbitrary, so a transpose costs nothing. With AVX-512, Frit's
+//! micro-kernels multiply f32 numbers, to which others are widened, or on processors where that is faster pairs of bf16, with one packed B
+//! shared by all threads (`packed`), since hardware threads of one core share its caches. Without, block by block through the crate `gemm`
+//! (`blocked`).
 //!
-//! Results depend on the shapes and on the CPU's features, not on the number of threads. The bf16 instructions treat subnormal bf16
-//! numbers as zero.
+//! Results depend on the shapes and on the CPU, not on the number of threads. The instructions for pairs treat subnormal bf16 numbers as
+//! zero.
 
 mod blocked;
 #[cfg(target_arch = "x86_64")]
@@ -310,7 +311,7 @@ impl Gemm {
     /// Whether a micro-kernel of this crate applies.
     fn is_packed(&self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return packed::available(self.a.elem);
+        return packed::available();
         #[cfg(not(target_arch = "x86_64"))]
         false
     }

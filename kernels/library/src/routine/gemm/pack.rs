@@ -1,17 +1,21 @@
 //! Packs operands into panels for the micro-kernel.
 //!
-//! A panel contains `W` rows of A (or columns of B), its *lines*, in 32-bit words: for each depth `W` f32 numbers, or for each pair of
-//! depths `W` words of two bf16 numbers, lower depth in the lower half. `pack`, or `PACK`, is the number of depths in a word, 1 or 2.
+//! A panel contains `W` rows of A (or columns of B), its *lines*, in 32-bit words: for each depth `W` f32 numbers, to which those of
+//! 16 bits are widened, or for each pair of depths `W` words of two bf16 numbers, lower depth in the lower half. `pack`, or `PACK`, is the
+//! number of depths in a word, 1 or 2.
 //! Lines and depths beyond the operand are zero. Nothing is written outside of the depths of a panel, so that threads may pack parts of
 //! one operand.
 
 use std::arch::x86_64::*;
 
-use super::microkernel::{MR, NR};
+use super::microkernel::{MR, NR, widened};
+use crate::dtype::Elem;
 
 /// The part of an operand to pack.
 #[derive(Clone, Copy)]
 pub(super) struct Source {
+    /// Element type.
+    pub(super) elem: Elem,
     /// Depths in a word.
     pub(super) pack: usize,
     /// Depth 0 of line 0.
@@ -32,7 +36,7 @@ impl Source {
     /// The element at a line and a depth.
     fn at(&self, line: usize, depth: usize) -> *const u8 {
         let element = line as isize * self.line + depth as isize * self.depth;
-        self.start.wrapping_offset(element * (size_of::<u32>() / self.pack) as isize)
+        self.elem.at(self.start, element)
     }
 
     /// The word of a line that begins at a depth.
@@ -43,7 +47,7 @@ impl Source {
         // SAFETY: the line and the depths are inside the source.
         unsafe {
             match self.pack {
-                1 => self.at(line, depth).cast::<u32>().read_unaligned(),
+                1 => self.elem.load(self.at(line, depth), 0).to_bits(),
                 _ => {
                     let half = |depth: usize| {
                         let inside = depth < self.depths;
@@ -51,6 +55,22 @@ impl Source {
                         if inside { u32::from(at.read_unaligned()) } else { 0 }
                     };
                     half(depth) | half(depth + 1) << 16
+                }
+            }
+        }
+    }
+
+    /// Up to 16 elements as f32.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    #[inline]
+    unsafe fn numbers(&self, from: *const u8, mask: u16) -> __m512i {
+        // SAFETY: the caller vouches for the elements of the mask.
+        unsafe {
+            match self.elem {
+                Elem::F32 => _mm512_maskz_loadu_epi32(mask, from.cast()),
+                elem => {
+                    let found = _mm256_maskz_loadu_epi16(mask, from.cast());
+                    _mm512_castps_si512(widened(elem, found))
                 }
             }
         }
@@ -65,10 +85,7 @@ impl Source {
         // SAFETY: the masks keep the loads inside the line, whose depths are contiguous.
         unsafe {
             match PACK {
-                1 => {
-                    let mask = if left >= 16 { u16::MAX } else { (1 << left) - 1 };
-                    _mm512_maskz_loadu_epi32(mask, from.cast())
-                }
+                1 => self.numbers(from, if left >= 16 { u16::MAX } else { (1 << left) - 1 }),
                 _ => {
                     let mask = if left >= 32 { u32::MAX } else { (1 << left) - 1 };
                     _mm512_maskz_loadu_epi16(mask, from.cast())
@@ -184,12 +201,12 @@ fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
     columns
 }
 
-/// f32 lines that are contiguous across a depth: copies `W` of them for each depth.
+/// Lines that are contiguous across a depth: copies `W` numbers for each depth.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn across_depth<const W: usize>(src: &Source, out: *mut u32) {
     for depth in 0..src.depths {
         for (panel, first) in (0..src.lines).step_by(W).enumerate() {
-            let from = src.at(first, depth).cast::<i32>();
+            let from = src.at(first, depth);
             let to = out.wrapping_add(panel * src.panel + depth * W);
             for lane in (0..W).step_by(16) {
                 let left = (src.lines - first).saturating_sub(lane);
@@ -197,7 +214,8 @@ unsafe fn across_depth<const W: usize>(src: &Source, out: *mut u32) {
                 // SAFETY: the masks keep the loads inside the source and the stores in the panel,
                 // whose neighbors are written side by side here.
                 unsafe {
-                    let words = _mm512_maskz_loadu_epi32(mask(left), from.wrapping_add(lane));
+                    let from = src.elem.at(from, lane as isize);
+                    let words = src.numbers(from, mask(left));
                     _mm512_mask_storeu_epi32(to.add(lane).cast(), mask(W - lane), words);
                 }
             }
@@ -280,14 +298,14 @@ unsafe fn any<const W: usize>(src: &Source, out: *mut u32) {
 mod tests {
     use super::*;
 
-    fn check<const W: usize>(pack: usize, run: unsafe fn(&Source, *mut u32)) {
+    fn check<const W: usize>(elem: Elem, pack: usize, run: unsafe fn(&Source, *mut u32)) {
         let data: Vec<u16> = (0..80_000u32).map(|i| (i % 65_521) as u16 + 1).collect();
         for lines in [1, 5, 11, 12, 13, 31, 32, 33, 70] {
             for depths in [1_usize, 2, 3, 30, 31, 32, 33, 64, 77] {
                 for (line, depth) in [(101, 1), (1, 103), (211, 3)] {
                     let start = data.as_ptr().cast();
                     let panel = depths.div_ceil(pack) * W;
-                    let src = Source { pack, start, line, depth, lines, depths, panel };
+                    let src = Source { elem, pack, start, line, depth, lines, depths, panel };
                     let panels = lines.div_ceil(W);
                     let mut got = vec![7u32; panels * src.panel + 16];
                     let mut want = got.clone();
@@ -296,16 +314,23 @@ mod tests {
                         run(&src, got.as_mut_ptr());
                         any::<W>(&src, want.as_mut_ptr());
                     }
-                    assert!(got == want, "{W} {lines} {depths} {line} {depth}");
+                    assert!(got == want, "{elem:?} {W} {lines} {depths} {line} {depth}");
                     let last = depths - 1;
-                    let (word, at) = (want[last / pack * W], last * depth as usize * 2 / pack);
-                    let expected = if pack == 1 {
-                        u32::from(data[at]) | u32::from(data[at + 1]) << 16
-                    } else {
-                        u32::from(data[at]) << (last % 2 * 16)
-                    };
-                    let mask = if pack == 1 { u32::MAX } else { 0xffff << (last % 2 * 16) };
-                    assert_eq!(word & mask, expected);
+                    let word = want[last / pack * W];
+                    let at = last * depth as usize * elem.size() / size_of::<u16>();
+                    match (elem, pack) {
+                        (Elem::F32, _) => {
+                            assert_eq!(word, u32::from(data[at]) | u32::from(data[at + 1]) << 16);
+                        }
+                        (Elem::F16, _) => {
+                            let number = half::f16::from_bits(data[at]).to_f32();
+                            assert_eq!(word, number.to_bits());
+                        }
+                        (Elem::BF16, 1) => assert_eq!(word, u32::from(data[at]) << 16),
+                        (Elem::BF16, _) => {
+                            assert_eq!(word >> (last % 2 * 16) & 0xffff, u32::from(data[at]));
+                        }
+                    }
                 }
             }
         }
@@ -314,14 +339,12 @@ mod tests {
     #[test]
     fn all_stride_cases_pack_alike() {
         if crate::simd::has_avx512() {
-            // SAFETY: the features are present; passed on.
-            check::<MR>(1, |src, out| unsafe { pack_a(src, out) });
-            // SAFETY: as above.
-            check::<MR>(2, |src, out| unsafe { pack_a(src, out) });
-            // SAFETY: as above.
-            check::<NR>(1, |src, out| unsafe { pack_b(src, out) });
-            // SAFETY: as above.
-            check::<NR>(2, |src, out| unsafe { pack_b(src, out) });
+            for (elem, pack) in [(Elem::F32, 1), (Elem::BF16, 1), (Elem::F16, 1), (Elem::BF16, 2)] {
+                // SAFETY: the features are present; passed on.
+                check::<MR>(elem, pack, |src, out| unsafe { pack_a(src, out) });
+                // SAFETY: as above.
+                check::<NR>(elem, pack, |src, out| unsafe { pack_b(src, out) });
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Packed GEMM for f32 with AVX-512 and bf16 with AVX512-BF16: loops over column blocks, depth blocks and row blocks of C.
+//! Packed GEMM with AVX-512, by f32 numbers or by pairs of bf16: loops over column blocks, depth blocks and row blocks of C.
 //!
 //! All threads pack one column block of B together and share it; each packs its own rows of A. Results are summed over the depths of a
 //! block in registers, and over blocks in C itself if that is f32 with contiguous columns, else in f32 scratch memory that is rounded
@@ -6,9 +6,9 @@
 
 mod ahead;
 
-use std::arch::is_x86_feature_detected as has;
-
-use super::microkernel::{MR, NR, Store, lines_bf16, lines_f32, tile_bf16, tile_f32};
+use super::microkernel::{
+    MR, NR, Store, depths_per_word, lines_bf16, lines_f32, tile_bf16, tile_f32,
+};
 use super::pack::{Source, pack_a, pack_b};
 use super::{Buffers, Gemm, Operand};
 use crate::dtype::Elem;
@@ -36,14 +36,9 @@ const TASKS_PER_THREAD: usize = 4;
 /// A batch of GEMMs smaller than this (in multiplications) is spread as whole GEMMs.
 const SMALL: usize = 1 << 22;
 
-/// Whether there are kernels for operands of this type on this CPU.
-pub(super) fn available(elem: Elem) -> bool {
-    let has = match elem {
-        Elem::F32 => true,
-        Elem::BF16 => has!("avx512bf16"),
-        _ => false,
-    };
-    has && crate::simd::has_avx512()
+/// Whether there are kernels on this CPU.
+pub(super) fn available() -> bool {
+    crate::simd::has_avx512()
 }
 
 /// Runs all GEMMs of the batch on the pool.
@@ -222,12 +217,11 @@ impl BlockedGemm {
         } else {
             (*shape, at)
         };
-        let pack = size_of::<u32>() / shape.a.elem.size();
+        let pack = depths_per_word(shape.a.elem);
         let kc = even_part(shape.k, KC * pack).next_multiple_of(pack);
         let nc = even_part(shape.n, NC).next_multiple_of(NR);
-        // The f32 kernel is for CPUs that may not round to bf16.
-        let stores = shape.c.elem == Elem::F32 || (shape.c.elem, pack) == (Elem::BF16, 2);
-        let is_direct = shape.c.col == 1 && stores;
+        // The kernel of pairs does not round to f16.
+        let is_direct = shape.c.col == 1 && (pack == 1 || shape.c.elem != Elem::F16);
         let in_place = is_direct && shape.c.elem == Elem::F32;
         let has_partial = kc < shape.k && !in_place;
         let mc = if has_partial { even_part(shape.m, PARTIAL_ROWS) } else { shape.m };
@@ -259,7 +253,8 @@ impl BlockedGemm {
         // Rows that are multiples of this apart would evict each other from the first-level cache.
         let collide = bytes.is_multiple_of(LINE_BYTES);
         let is_whole = block.depths.is_multiple_of(self.pack);
-        col == 1 && is_whole && !collide && panels <= LINES_PANELS
+        let is_wide = self.pack * elem.size() == size_of::<u32>();
+        col == 1 && is_wide && is_whole && !collide && panels <= LINES_PANELS
     }
 
     /// Words of a packed block of B.
@@ -332,6 +327,7 @@ impl BlockedGemm {
         let skip = first * NR;
         let offset = block.depth as isize * row + (block.col + skip) as isize * col;
         let src = Source {
+            elem,
             pack: self.pack,
             start: elem.at(at.b, offset),
             line: col,
@@ -358,6 +354,7 @@ impl BlockedGemm {
         let rows = MC.min(block.rows - row);
         let offset = (block.row + row) as isize * shape.a.row + block.depth as isize * shape.a.col;
         let src = Source {
+            elem: shape.a.elem,
             pack: self.pack,
             start: shape.a.elem.at(at.a, offset),
             line: shape.a.row,

@@ -1,15 +1,16 @@
 //! Products of a packed left operand and columns that lie in planes, where they need not be packed: for convolutions.
 
-use super::microkernel::{MR, NR, Store, planes_bf16, planes_f32};
+use super::microkernel::{MR, NR, Store, depths_per_word, planes_bf16, planes_f32};
 use super::pack::{Source, pack_a, pack_b};
 use super::packed;
 use crate::dtype::Elem;
 
 pub(crate) use super::microkernel::Planes;
 
-/// Whether there are kernels for these types on this CPU.
+/// Whether there are kernels for these types on this CPU, whose words are those of memory.
 pub(crate) fn available(elem: Elem, out: Elem) -> bool {
-    packed::available(elem) && (out == Elem::F32 || (elem, out) == (Elem::BF16, Elem::BF16))
+    let is_wide = depths_per_word(elem) * elem.size() == size_of::<u32>();
+    packed::available() && is_wide && (out == Elem::F32 || out == elem)
 }
 
 /// Packs up to [`MR`] rows of words, one after the other, into a panel.
@@ -18,6 +19,7 @@ pub(crate) fn available(elem: Elem, out: Elem) -> bool {
 /// The rows must be readable, `panel` writable for [`MR`] rows; the kernels must be [`available`].
 pub(crate) unsafe fn pack_panel(rows: *const u32, count: usize, words: usize, panel: *mut u32) {
     let src = Source {
+        elem: Elem::F32,
         pack: 1,
         start: rows.cast(),
         line: words as isize,
@@ -41,9 +43,10 @@ pub(crate) unsafe fn pack_lines(
     is_left: bool,
     panels: *mut u32,
 ) {
-    let pack = size_of::<u32>() / elem.size();
+    let pack = depths_per_word(elem);
     let width = if is_left { MR } else { NR };
     let src = Source {
+        elem,
         pack,
         start: from,
         line: line as isize,

@@ -100,6 +100,7 @@ pub(in crate::routine::gemm) unsafe fn pack_left(
         let panel = MR * block.len().div_ceil(pack);
         let range = depths.start.max(block.start)..depths.end.min(block.end);
         let src = Source {
+            elem,
             pack,
             start: elem.at(at.a, (range.start - depths.start) as isize * col),
             line: row,
@@ -178,6 +179,7 @@ impl BlockedGemm {
             let depth = block.depth + first;
             rows(depth..depth + depths, lines);
             let src = Source {
+                elem: self.shape.b.elem,
                 pack: self.pack,
                 start: self.shape.b.elem.at(lines, block.col as isize),
                 line: 1,
