@@ -33,7 +33,7 @@ fn open(model: &str, batch: usize, settings: &[&str]) -> Vec<String> {
 }
 
 /// Model, batch of a rank, loss.
-const MODELS: [(&str, usize, &str); 12] = [
+const MODELS: [(&str, usize, &str); 15] = [
     ("mlp/model.onnx", 4, "loss.kind=cross_entropy"),
     ("gpt2/model.onnx", 2, "loss.kind=cross_entropy"),
     ("gpt2/model_opset21.onnx", 2, "loss.kind=cross_entropy"),
@@ -45,7 +45,10 @@ const MODELS: [(&str, usize, &str); 12] = [
     ("resnet/model.onnx", 2, "loss.kind=cross_entropy"),
     ("unet/model.onnx", 2, "loss.kind=mse"),
     ("opt/model.onnx", 2, "loss.kind=cross_entropy"),
+    ("bloom/model.onnx", 2, "loss.kind=cross_entropy"),
+    ("gru/model.onnx", 2, "loss.kind=cross_entropy"),
     ("moe_dispatch/model.onnx", 2, "loss.kind=cross_entropy"),
+    ("moe_einsum/model.onnx", 2, "loss.kind=cross_entropy"),
 ];
 
 #[test]

@@ -9,6 +9,7 @@
 use crate::index::{Affine, Atom, Ix};
 use crate::term::{Function, Number, Term, TermId, Terms};
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 /// What is below this, or masks with it, excludes: e to its power is 0 in f32.
 const EXCLUDED: f64 = -1e4;
@@ -287,8 +288,52 @@ impl Terms {
     }
 
     pub(crate) fn apply(&mut self, name: &'static str, operands: &[TermId]) -> TermId {
-        let function = Function { name, attributes: [0; 2] };
-        self.term(Term::Apply(function, operands.into()))
+        self.function(Function { name, attributes: [0; 2] }, operands)
+    }
+
+    /// A function of elements that has no law.
+    pub(crate) fn function(&mut self, function: Function, operands: &[TermId]) -> TermId {
+        let operands: Rc<[TermId]> = operands.iter().map(|x| self.polynomial(*x)).collect();
+        self.term(Term::Apply(function, operands))
+    }
+
+    /// x·(1 + a·x²) multiplied out to x + a·x³, as every polynomial of what is a factor besides: GELU is written as both.
+    pub(crate) fn polynomial(&mut self, id: TermId) -> TermId {
+        match self.get(id).clone() {
+            Term::Sum(parts, constant) => {
+                let parts: Vec<(TermId, f64)> =
+                    parts.iter().map(|(t, f)| (self.polynomial(*t), f.value())).collect();
+                self.sum(&parts, constant.value())
+            }
+            Term::Product(factors) => {
+                let found = factors.iter().enumerate().find_map(|(n, (factor, exponent))| {
+                    let Term::Sum(parts, constant) = self.get(*factor) else { return None };
+                    let mut others = factors.to_vec();
+                    others.remove(n);
+                    let power = |t: TermId, e: Number| {
+                        let whole = |e: Number| e.value() > 0.0 && e.value().fract() == 0.0;
+                        whole(e) && others.iter().any(|(other, e)| *other == t && whole(*e))
+                    };
+                    let of_others = parts.iter().all(|(t, _)| match self.get(*t) {
+                        Term::Product(factors) => factors.iter().all(|(t, e)| power(*t, *e)),
+                        _ => power(*t, Number::ONE),
+                    });
+                    (*exponent == Number::ONE && of_others)
+                        .then(|| (parts.to_vec(), constant.value(), others))
+                });
+                let Some((parts, constant, others)) = found else { return id };
+                let others: Vec<(TermId, f64)> =
+                    others.iter().map(|(t, e)| (*t, e.value())).collect();
+                let others = self.product(&others);
+                let mut sum = vec![(others, constant)];
+                for (part, factor) in parts {
+                    sum.push((self.mul(part, others), factor.value()));
+                }
+                let sum = self.sum(&sum, 0.0);
+                self.polynomial(sum)
+            }
+            _ => id,
+        }
     }
 
     pub(crate) fn exp(&mut self, a: TermId) -> TermId {

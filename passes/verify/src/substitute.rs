@@ -83,7 +83,7 @@ impl Terms {
             ("select", &[c, a, b]) => self.select(c, a, b),
             ("not_negative", &[a]) => self.not_negative(a),
             ("is_zero", &[a]) => self.is_zero(a),
-            _ => self.term(Term::Apply(function, operands.into())),
+            _ => self.function(function, operands),
         }
     }
 

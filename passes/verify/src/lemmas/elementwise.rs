@@ -1,7 +1,7 @@
 //! Functions of elements.
 
 use super::Operand;
-use crate::term::{Function, Term, TermId, Terms};
+use crate::term::{Function, TermId, Terms};
 use frit_ir::DType;
 use frit_ir::ops::{BinaryFn, Clip, CompareFn, LogicalFn, UnaryFn};
 
@@ -19,7 +19,7 @@ pub(super) fn cast(t: &mut Terms, x: &Operand, to: DType) -> TermId {
         () if !from.is_float() && to != DType::U8 => x.term,
         () => {
             let attributes = [u64::from(from.is_float()), to as u64];
-            t.term(Term::Apply(Function { name: "to_integer", attributes }, [x.term].into()))
+            t.function(Function { name: "to_integer", attributes }, &[x.term])
         }
     }
 }
@@ -102,7 +102,7 @@ fn positive(t: &mut Terms, x: TermId) -> TermId {
 pub(super) fn clip(t: &mut Terms, clip: &Clip, x: TermId) -> TermId {
     let bits = |bound: Option<f64>| bound.map_or(u64::MAX, f64::to_bits);
     let attributes = [bits(clip.min), bits(clip.max)];
-    t.term(Term::Apply(Function { name: "clip", attributes }, [x].into()))
+    t.function(Function { name: "clip", attributes }, &[x])
 }
 
 pub(super) fn binary(t: &mut Terms, f: BinaryFn, a: TermId, b: TermId, dtype: DType) -> TermId {

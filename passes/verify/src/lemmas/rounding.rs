@@ -28,6 +28,7 @@ pub(super) fn rounded(t: &mut Terms, term: TermId, dtype: DType) -> TermId {
     if !dtype.is_low_precision() {
         return term;
     }
+    let term = t.polynomial(term);
     match t.get(term).clone() {
         Term::Number(_) | Term::Index(_) | Term::NotNegative(_) => return term,
         Term::Apply(f, _) if f.name == ROUND && f.attributes[0] == dtype as u64 => return term,
@@ -55,7 +56,7 @@ pub(super) fn rounded(t: &mut Terms, term: TermId, dtype: DType) -> TermId {
         return t.scale(rest, factor);
     }
     let function = Function { name: ROUND, attributes: [dtype as u64, 0] };
-    t.term(Term::Apply(function, [term].into()))
+    t.function(function, &[term])
 }
 
 const ROUND: &str = "round";
