@@ -17,6 +17,7 @@ use crate::routine::convert::to_f32;
 pub(super) use ahead::{
     Right, pack_left, pack_whole, packed_bytes, packed_left_bytes, run_packed, run_packed_left,
 };
+use std::ops::Range;
 
 /// Rows of A packed at a time: with [`KC`] depths they fill a part of the second-level cache.
 const MC: usize = 96;
@@ -81,7 +82,8 @@ pub(super) unsafe fn run_serial(shape: &Gemm, packing: &mut Scratch, at: Buffers
             }
             let all = (0, block.cols.div_ceil(NR));
             for row in (0..block.rows).step_by(MC) {
-                blocked.multiply(&at, &block, &scratch, a.cast(), row, all);
+                let rows = row..block.rows.min(row + MC);
+                blocked.multiply(&at, &block, &scratch, a.cast(), rows, all);
             }
         });
     }
@@ -111,8 +113,14 @@ unsafe fn run_shared(shape: &Gemm, pool: &Pool, at: Buffers) {
                 let (at, scratch) = sent.get();
                 blocked.pack_panels(&at, &block, &scratch, chunk * PANELS);
             });
+            // Parts of equal numbers of tiles, as many for each thread: one more for some would make the others wait.
+            let threads = pool.threads();
+            let row_tiles = block.rows.div_ceil(MR);
             let row_parts = block.rows.div_ceil(MC);
-            let wanted = if pool.threads() == 1 { 1 } else { TASKS_PER_THREAD * pool.threads() };
+            let row_parts =
+                if row_parts > threads { row_parts.next_multiple_of(threads) } else { row_parts };
+            let first_row = |part: usize| (part * row_tiles / row_parts * MR).min(block.rows);
+            let wanted = if threads == 1 { 1 } else { TASKS_PER_THREAD * threads };
             let col_parts = wanted.div_ceil(row_parts).min(panels);
             let step = panels.div_ceil(col_parts);
             let col_parts = panels.div_ceil(step);
@@ -121,8 +129,9 @@ unsafe fn run_shared(shape: &Gemm, pool: &Pool, at: Buffers) {
                 let [a] = worker.packing.split([a_bytes]);
                 let first = chunk % col_parts * step;
                 let range = (first, panels.min(first + step));
-                let row = chunk / col_parts * MC;
-                blocked.multiply(&at, &block, &scratch, a.cast(), row, range);
+                let part = chunk / col_parts;
+                let rows = first_row(part)..first_row(part + 1);
+                blocked.multiply(&at, &block, &scratch, a.cast(), rows, range);
             });
         });
     }
@@ -340,26 +349,26 @@ impl BlockedGemm {
         unsafe { pack_b(&src, scratch.b.add(first * block.panel)) };
     }
 
-    /// Packs up to [`MC`] rows of A into `a` and multiplies them by a range of panels of B.
+    /// Packs at most [`MC`] rows of A into `a` and multiplies them by a range of panels of B.
     unsafe fn multiply(
         &self,
         at: &Buffers,
         block: &Block,
         scratch: &Shared,
         a: *mut u32,
-        row: usize,
+        rows: Range<usize>,
         panels: (usize, usize),
     ) {
         let shape = &self.shape;
-        let rows = MC.min(block.rows - row);
-        let offset = (block.row + row) as isize * shape.a.row + block.depth as isize * shape.a.col;
+        let offset =
+            (block.row + rows.start) as isize * shape.a.row + block.depth as isize * shape.a.col;
         let src = Source {
             elem: shape.a.elem,
             pack: self.pack,
             start: shape.a.elem.at(at.a, offset),
             line: shape.a.row,
             depth: shape.a.col,
-            lines: rows,
+            lines: rows.len(),
             depths: block.depths,
             panel: MR * block.depths.div_ceil(self.pack),
         };
@@ -367,10 +376,10 @@ impl BlockedGemm {
         unsafe {
             if self.reads_lines(block, panels.1 - panels.0) {
                 let a = Left::Lines(src.start, shape.a.row * shape.a.elem.size() as isize);
-                return self.tiles(at, block, scratch, a, row, panels);
+                return self.tiles(at, block, scratch, a, rows, panels);
             }
             pack_a(&src, a);
-            self.tiles(at, block, scratch, Left::Panel(a), row, panels);
+            self.tiles(at, block, scratch, Left::Panel(a), rows, panels);
         }
     }
 
@@ -381,19 +390,18 @@ impl BlockedGemm {
         block: &Block,
         scratch: &Shared,
         a: Left,
-        row: usize,
+        rows: Range<usize>,
         (first, last): (usize, usize),
     ) {
         let words = block.depths.div_ceil(self.pack);
-        let rows = MC.min(block.rows - row);
         // SAFETY: the panels are packed; the caller vouches for the buffers.
         unsafe {
             for panel in first..last {
                 let b = scratch.b.add(panel * block.panel);
-                for i in (0..rows).step_by(MR) {
-                    let a = a.skip_rows(i, words);
-                    let size = (MR.min(rows - i), NR.min(block.cols - panel * NR));
-                    self.tile(at, block, scratch, (a, b, words), (row + i, panel * NR), size);
+                for i in rows.clone().step_by(MR) {
+                    let a = a.skip_rows(i - rows.start, words);
+                    let size = (MR.min(rows.end - i), NR.min(block.cols - panel * NR));
+                    self.tile(at, block, scratch, (a, b, words), (i, panel * NR), size);
                 }
             }
         }

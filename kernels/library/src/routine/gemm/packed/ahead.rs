@@ -62,8 +62,9 @@ pub(in crate::routine::gemm) unsafe fn run_packed(
         let scratch = Shared { b, partial: partial.cast(), ..Shared::EMPTY };
         let all = (0, block.cols.div_ceil(NR));
         for row in (0..block.rows).step_by(MC) {
+            let rows = row..block.rows.min(row + MC);
             // SAFETY: the scratch parts are as large as asked for; the caller vouches for the rest.
-            unsafe { blocked.multiply(&at, &block, &scratch, a.cast(), row, all) };
+            unsafe { blocked.multiply(&at, &block, &scratch, a.cast(), rows, all) };
         }
     });
 }
@@ -159,7 +160,8 @@ pub(in crate::routine::gemm) unsafe fn run_packed_left(
         let words = block.depths.div_ceil(blocked.pack);
         for row in (0..block.rows).step_by(MC) {
             let a = part.add((rows.start + block.row + row) * words);
-            blocked.tiles(&at, &block, &scratch, Left::Panel(a), row, (0, panels));
+            let rows = row..block.rows.min(row + MC);
+            blocked.tiles(&at, &block, &scratch, Left::Panel(a), rows, (0, panels));
         }
     });
 }
