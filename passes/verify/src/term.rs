@@ -133,7 +133,8 @@ impl Terms {
             return Number(x.to_bits());
         }
         let whole = x.round();
-        let x = if whole != 0.0 && (x - whole).abs() <= 1e-9 * whole.abs() { whole } else { x };
+        let is_whole = whole != 0.0 && (x - whole).abs() <= SAME_NUMBER * whole.abs();
+        let x = if is_whole { whole } else { x };
         let key = x.abs().to_bits();
         let near = |k: &u64| (f64::from_bits(*k) - x.abs()).abs() <= SAME_NUMBER * x.abs();
         let below = self.numbers.range(..=key).next_back().map(|(k, ())| *k).filter(near);

@@ -7,6 +7,9 @@ use frit_ir::{DType, Tensor};
 /// More elements are not searched for a pattern.
 const SEARCHED: usize = 1 << 24;
 
+/// The sum of this and a score is this: −∞ does as well.
+const LOWEST: f64 = -1e30;
+
 /// The element of a constant over its axes.
 pub(crate) fn constant(t: &mut Terms, tensor: &Tensor) -> TermId {
     if let Some(x) = tensor.as_splat() {
@@ -14,19 +17,65 @@ pub(crate) fn constant(t: &mut Terms, tensor: &Tensor) -> TermId {
         return t.constant(x);
     }
     let sizes = tensor.shape().dims().to_vec();
-    let values = tensor.to_f64s();
+    // Masks exclude by −∞ and by the least number of a dtype, also both in one.
+    let lowest = |x: f64| if x <= LOWEST { f64::NEG_INFINITY } else { x };
+    let values: Vec<f64> = tensor.to_f64s().into_iter().map(lowest).collect();
     if values.is_empty() || values.len() > SEARCHED {
         let axes = t.axes(&sizes);
         return leaf(t, tensor.dtype(), &sizes, values, &axes);
     }
-    let (sizes, axes, values) = without_repeats(t, &sizes, values);
+    if let Some(term) = mask(t, tensor.dtype(), &sizes, &values) {
+        return term;
+    }
+    of_values(t, tensor.dtype(), &sizes, values)
+}
+
+/// The element of a tensor of these values.
+fn of_values(t: &mut Terms, dtype: DType, sizes: &[usize], values: Vec<f64>) -> TermId {
+    let (sizes, axes, values) = without_repeats(t, sizes, values);
     if let Some(term) = ramp(t, &sizes, &axes, &values) {
         return term;
     }
     if let Some(term) = band(t, &sizes, &axes, &values) {
         return term;
     }
-    leaf(t, tensor.dtype(), &sizes, values, &axes)
+    leaf(t, dtype, &sizes, values, &axes)
+}
+
+/// A constant that is −∞ in places and differs else: what it is in others where it is not excluded, as of a mask that was added to it.
+fn mask(t: &mut Terms, dtype: DType, sizes: &[usize], values: &[f64]) -> Option<TermId> {
+    let is_kept = |x: &f64| *x != f64::NEG_INFINITY;
+    let mut kept = values.iter().filter(|x| is_kept(x));
+    let first = kept.next()?;
+    if values.iter().all(is_kept) || kept.all(|x| x == first) {
+        return None;
+    }
+    let truths = values.iter().map(|x| f64::from(is_kept(x))).collect();
+    let condition = of_values(t, DType::Bool, sizes, truths);
+    let inside = of_values(t, dtype, sizes, continued(sizes, values));
+    let lowest = t.constant(f64::NEG_INFINITY);
+    Some(t.select(condition, inside, lowest))
+}
+
+/// The values, with those of other elements of the same line in place of −∞, along each axis along which lines have one value besides;
+/// then 0.
+fn continued(sizes: &[usize], values: &[f64]) -> Vec<f64> {
+    let mut values = values.to_vec();
+    for k in (0..sizes.len()).rev() {
+        let inner: usize = sizes[k + 1..].iter().product();
+        let lines: Vec<usize> = (0..values.len()).filter(|i| i / inner % sizes[k] == 0).collect();
+        let of_line = |values: &[f64], start: usize| {
+            let line = (0..sizes[k]).map(|i| values[start + i * inner]);
+            let mut kept = line.filter(|x| *x != f64::NEG_INFINITY);
+            let first = kept.next().unwrap_or(f64::NEG_INFINITY);
+            kept.all(|x| x.to_bits() == first.to_bits()).then_some(first)
+        };
+        let found: Option<Vec<f64>> = lines.iter().map(|i| of_line(&values, *i)).collect();
+        for (start, value) in lines.iter().zip(found.unwrap_or_default()) {
+            (0..sizes[k]).for_each(|i| values[start + i * inner] = value);
+        }
+    }
+    values.into_iter().map(|x| if x == f64::NEG_INFINITY { 0.0 } else { x }).collect()
 }
 
 /// The axes along which elements differ.
