@@ -201,3 +201,67 @@ fn leaf(t: &mut Terms, dtype: DType, sizes: &[usize], values: Vec<f64>, axes: &[
     };
     t.term(Term::Leaf(leaf, axes.into()))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::gradient::tests::add;
+    use crate::{Comparer, Ranks};
+    use frit_ir::ops::{BinaryFn, Constant, Input, Softmax};
+    use frit_ir::{DType, Graph, Op, OutputKind, Tensor, TensorType};
+
+    const N: usize = 4;
+
+    /// A softmax of scores to which tensors `[heads, N, N]` are added.
+    fn softmax(added: &[Vec<f64>]) -> Graph {
+        let mut g = Graph::new("g");
+        let ty = TensorType::new(DType::F32, [2, N, N]);
+        let mut scores = add(&mut g, Op::Input(Input { name: "scores".into(), ty }), &[])[0];
+        for values in added {
+            let value = Tensor::floats(DType::F32, [2, N, N], values.clone());
+            let value = add(&mut g, Op::Constant(Constant { value }), &[])[0];
+            scores = add(&mut g, Op::Binary(BinaryFn::Add), &[scores, value])[0];
+        }
+        let weights = add(&mut g, Op::Softmax(Softmax { axis: 2 }), &[scores])[0];
+        g.add_output("weights", weights, OutputKind::Gradient);
+        g
+    }
+
+    fn table(element: impl Fn(usize, usize, usize) -> f64) -> Vec<f64> {
+        (0..2 * N * N).map(|i| element(i / (N * N), i / N % N, i % N)).collect()
+    }
+
+    fn is_equal(a: &[Vec<f64>], b: &[Vec<f64>]) -> bool {
+        Comparer::of_real_numbers().compare(&softmax(a), &softmax(b), Ranks::ONE).is_empty()
+    }
+
+    #[test]
+    fn a_mask_may_be_added_to_positions_before() {
+        let slope = |head: usize, key: usize| key as f64 * 0.3 / (head + 1) as f64;
+        let sees = |row: usize, key: usize| key <= row && row - key < 3;
+        let positions = table(|head, _, key| slope(head, key));
+        for lowest in [f64::NEG_INFINITY, f64::from(f32::MIN)] {
+            let mask = table(|_, row, key| if sees(row, key) { 0.0 } else { lowest });
+            let both = |sees: &dyn Fn(usize, usize) -> bool| {
+                table(|head, row, key| if sees(row, key) { slope(head, key) } else { lowest })
+            };
+            let parts = [positions.clone(), mask.clone()];
+            assert!(is_equal(&parts, &[both(&sees)]));
+            assert!(!is_equal(&parts, &[both(&|row, key| key <= row)]));
+            assert!(!is_equal(&[mask], &[both(&sees)]));
+        }
+    }
+
+    #[test]
+    fn masks_may_exclude_by_two_numbers() {
+        let of = |low: f64, high: f64| {
+            table(|_, row, key| match key.cmp(&row) {
+                std::cmp::Ordering::Greater => high,
+                _ if row - key > 1 => low,
+                _ => 0.0,
+            })
+        };
+        let least = f64::from(f32::MIN);
+        assert!(is_equal(&[of(least, f64::NEG_INFINITY)], &[of(least, least)]));
+        assert!(!is_equal(&[of(0.0, f64::NEG_INFINITY)], &[of(least, least)]));
+    }
+}
