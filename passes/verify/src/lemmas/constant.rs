@@ -63,7 +63,8 @@ fn continued(sizes: &[usize], values: &[f64]) -> Vec<f64> {
     let mut values = values.to_vec();
     for k in (0..sizes.len()).rev() {
         let inner: usize = sizes[k + 1..].iter().product();
-        let lines: Vec<usize> = (0..values.len()).filter(|i| i / inner % sizes[k] == 0).collect();
+        let lines: Vec<usize> =
+            (0..values.len()).filter(|i| (i / inner).is_multiple_of(sizes[k])).collect();
         let of_line = |values: &[f64], start: usize| {
             let line = (0..sizes[k]).map(|i| values[start + i * inner]);
             let mut kept = line.filter(|x| *x != f64::NEG_INFINITY);
