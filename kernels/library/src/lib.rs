@@ -10,12 +10,14 @@
 //! | [`routine`] | the kernels by name, as recorded in a plan; one file each |
 //! | [`cuda`] | sources of the CUDA kernels |
 //! | [`pool`] | worker threads and their scratch memory |
+//! | [`memory`] | blocks of memory, in huge pages |
 //! | [`dtype`] | the floating-point element types of the kernels |
 //! | [`window`] | geometry of sliding windows |
 //! | [`peak`] | what the machine reaches |
 
 pub mod cuda;
 pub mod dtype;
+pub mod memory;
 pub mod peak;
 pub mod pool;
 pub mod routine;

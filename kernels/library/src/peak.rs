@@ -37,7 +37,8 @@ pub fn bf16_flops(pool: &Pool) -> Option<f64> {
 /// four arrays move for the three that it names; three are counted, as STREAM does.
 pub fn bytes_per_second(pool: &Pool) -> f64 {
     let (a, b) = (vec![1f32; STREAM], vec![2f32; STREAM]);
-    let mut c = vec![0f32; STREAM];
+    // Not of zeros, whose pages would be there only when the loop writes to them.
+    let mut c = vec![3f32; STREAM];
     let c = Shareable::new(c.as_mut_ptr());
     let start = Instant::now();
     pool.run(STREAM / STREAM_CHUNK, &|chunk| {

@@ -4,7 +4,8 @@
 //! returns when all chunks are done. Idle workers spin for some microseconds, then park; the caller never waits for a worker that has
 //! not joined the job, so a busy machine does not add wake-up latency.
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use crate::memory::Memory;
+use std::alloc::{Layout, handle_alloc_error};
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
@@ -272,19 +273,14 @@ impl Worker {
 
 /// Memory that grows on demand and is never cleared.
 pub(crate) struct Scratch {
-    start: *mut u8,
-    layout: Layout,
+    memory: Option<Memory>,
     /// Total over the pool.
     bytes: Arc<AtomicUsize>,
 }
 
-// SAFETY: the block is owned.
-unsafe impl Send for Scratch {}
-
 impl Scratch {
     fn new(bytes: &Arc<AtomicUsize>) -> Scratch {
-        let layout = Layout::from_size_align(0, ALIGN).expect("64 is a power of two");
-        Scratch { start: std::ptr::null_mut(), layout, bytes: Arc::clone(bytes) }
+        Scratch { memory: None, bytes: Arc::clone(bytes) }
     }
 
     /// Parts of the given sizes, each aligned to 64 bytes and followed by at least 64 spare bytes,
@@ -292,18 +288,17 @@ impl Scratch {
     pub(crate) fn split<const N: usize>(&mut self, bytes: [usize; N]) -> [*mut u8; N] {
         let padded = bytes.map(|n| n.next_multiple_of(ALIGN) + ALIGN);
         let total = padded.iter().sum();
-        if total > self.layout.size() {
+        if total > self.memory.as_ref().map_or(0, Memory::len) {
             self.release();
-            let layout = Layout::from_size_align(total, ALIGN).expect("scratch size overflows");
-            // SAFETY: the size is not zero.
-            self.start = unsafe { alloc(layout) };
-            if self.start.is_null() {
-                handle_alloc_error(layout);
-            }
+            let memory = Memory::zeroed(total, ALIGN);
+            self.memory = Some(memory.unwrap_or_else(|| {
+                handle_alloc_error(
+                    Layout::from_size_align(total, ALIGN).unwrap_or(Layout::new::<u8>()),
+                )
+            }));
             self.bytes.fetch_add(total, Ordering::Relaxed);
-            self.layout = layout;
         }
-        let mut next = self.start;
+        let mut next = self.memory.as_ref().map_or(std::ptr::null_mut(), Memory::start);
         padded.map(|n| {
             let part = next;
             next = next.wrapping_add(n);
@@ -312,11 +307,8 @@ impl Scratch {
     }
 
     fn release(&mut self) {
-        if self.layout.size() > 0 {
-            // SAFETY: allocated with this layout.
-            unsafe { dealloc(self.start, self.layout) };
-            self.bytes.fetch_sub(self.layout.size(), Ordering::Relaxed);
-            self.layout = Layout::from_size_align(0, ALIGN).expect("64 is a power of two");
+        if let Some(memory) = self.memory.take() {
+            self.bytes.fetch_sub(memory.len(), Ordering::Relaxed);
         }
     }
 }

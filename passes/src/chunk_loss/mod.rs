@@ -7,7 +7,7 @@
 //!
 //! The logits of a model with a large vocabulary are its largest value: 32 × 1024 tokens of GPT-2 have 3.3 GB of them in bf16. Every
 //! further chunk reads and writes the gradient of the weight once more. [`Chunks::Auto`] takes the most chunks that by the cost model
-//! lengthen this part of the step by at most [`OVERHEAD`]; logits of less than [`MIN_BYTES`] are left whole. Where a plan exceeds its
+//! lengthen this part of the step by at most [`OVERHEAD`] or [`OVERHEAD_OF_PACKING`]; logits of less than [`MIN_BYTES`] are left whole. Where a plan exceeds its
 //! memory budget, more chunks are tried before anything is recomputed.
 //! Source: Liger Kernel (Hsu et al., 2024), which computes the same in chunks.
 
@@ -33,6 +33,9 @@ pub const INFO: PassInfo = PassInfo {
 
 /// The largest part of the time of logits, loss and their gradients that chunks may add.
 const OVERHEAD: f64 = 0.01;
+
+/// The same on a processor, where every chunk packs the weight for two more matmuls.
+const OVERHEAD_OF_PACKING: f64 = 0.03;
 
 /// Bytes of logits below which chunks save nothing to speak of.
 const MIN_BYTES: usize = 16 << 20;
@@ -111,9 +114,10 @@ impl ChunkLoss {
             return 1;
         }
         let whole = seconds(&self.device, graph, head, 1);
+        let overhead = if self.device.has_matrix_units() { OVERHEAD } else { OVERHEAD_OF_PACKING };
         let is_cheap = |n: usize| {
             self.chunks == Chunks::Most
-                || seconds(&self.device, graph, head, n) <= (1.0 + OVERHEAD) * whole
+                || seconds(&self.device, graph, head, n) <= (1.0 + overhead) * whole
         };
         let powers = std::iter::successors(Some(2), |n| Some(2 * n));
         powers

@@ -66,6 +66,11 @@ impl GemmShape {
         (self.batch * (operands * self.dtype.size() + self.m * self.n * self.out.size())) as u64
     }
 
+    /// Bytes of the right operands in the panels in which processors read them: pairs of 16-bit numbers, or f32.
+    fn packed_bytes(&self) -> u64 {
+        (self.batch * self.k * self.n * self.dtype.size()) as u64
+    }
+
     /// Bytes of one row, as it is stored, of either operand and of the result.
     pub fn rows(&self) -> [usize; 3] {
         let a = if self.trans[0] { self.m } else { self.k };
@@ -95,13 +100,18 @@ impl GemmShape {
 impl Device {
     /// Seconds of the arithmetic of a matmul, without launch and memory.
     ///
-    /// Result tiles are spread over multiprocessors in whole waves; a tile fills its pipeline once; rows
-    /// off 16-byte alignment are loaded in smaller pieces.
+    /// On a GPU result tiles are spread over multiprocessors in whole waves; a tile fills its pipeline once; rows
+    /// off 16-byte alignment are loaded in smaller pieces. A processor packs the right operand.
     /// Source: NVIDIA, "Deep Learning Performance: Matrix Multiplication" (tile and wave quantization).
     pub fn gemm_seconds(&self, p: &GemmShape) -> f64 {
         let rate = self.peak_flops(p.dtype) * self.matmul_efficiency;
-        if !self.has_matrix_units() || p.flops() == 0 {
-            return p.flops() as f64 / rate;
+        if p.flops() == 0 {
+            return 0.0;
+        }
+        if !self.has_matrix_units() {
+            // The right operand is packed anew: read, and written to caches. With few rows that takes as long as the arithmetic.
+            return p.flops() as f64 / rate
+                + 2.0 * p.packed_bytes() as f64 / self.bytes_per_second();
         }
         let aligned = if p.dtype.is_low_precision() { p.alignment_efficiency() } else { 1.0 };
         let rate = rate * aligned;

@@ -3,7 +3,7 @@
 use crate::RunError;
 use crate::memory::{available, needed};
 use frit_ir::plan::{ALIGNMENT, Arena, Buffer, Plan};
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use frit_kernels::memory::Memory;
 
 /// All arenas.
 pub(super) struct Arenas {
@@ -18,8 +18,10 @@ impl Arenas {
     /// # Errors
     /// If there is not enough memory.
     pub(super) fn new(plan: &Plan) -> Result<Self, RunError> {
-        let memory =
-            |arena| Memory::new(plan.arena_bytes(arena)).ok_or_else(|| lacking(needed(plan, 1)));
+        let memory = |arena| {
+            Memory::zeroed(plan.arena_bytes(arena), ALIGNMENT)
+                .ok_or_else(|| lacking(needed(plan, 1)))
+        };
         Ok(Arenas {
             persistent: memory(Arena::Persistent)?,
             workspace: memory(Arena::Workspace)?,
@@ -34,9 +36,9 @@ impl Arenas {
             Arena::Workspace => &self.workspace,
             Arena::Host => &self.host,
         };
-        assert!(buffer.offset + offset <= arena.layout.size());
+        assert!(buffer.offset + offset <= arena.len());
         // SAFETY: within the allocation, as just checked.
-        unsafe { arena.pointer.add(buffer.offset + offset) }
+        unsafe { arena.start().add(buffer.offset + offset) }
     }
 }
 
@@ -44,26 +46,4 @@ impl Arenas {
 pub(super) fn lacking(needed: u64) -> RunError {
     let available = available().map_or(0, |limit| limit.bytes);
     RunError::Memory { needed, ranks: 1, available, of: "what the system allocates" }
-}
-
-struct Memory {
-    pointer: *mut u8,
-    layout: Layout,
-}
-
-impl Memory {
-    /// `None` if there is not enough memory.
-    fn new(bytes: usize) -> Option<Self> {
-        let layout = Layout::from_size_align(bytes.max(ALIGNMENT), ALIGNMENT).ok()?;
-        // SAFETY: the size is not zero.
-        let pointer = unsafe { alloc_zeroed(layout) };
-        (!pointer.is_null()).then_some(Memory { pointer, layout })
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
-        unsafe { dealloc(self.pointer, self.layout) };
-    }
 }

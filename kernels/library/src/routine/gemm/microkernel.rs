@@ -85,16 +85,22 @@ macro_rules! tile {
         [$panels:ident, $panels_of:ident, $lines:ident, $lines_of:ident, $planes:ident, $planes_of:ident, $step:ident, $store:ident],
         $features:literal, $load:expr, $splat:expr, $multiply:expr, $store_low:expr
     ) => {
-        /// Multiplies a panel of A by a panel of B over `words` words of depths, and stores the tile.
+        /// Multiplies a panel of A by columns of B over `words` words of depths, and stores the tile. Depths of B are `step` words apart:
+        /// [`NR`] in a panel.
         ///
         /// # Safety
-        /// The panels must hold `words` words, `store` must be valid; the CPU must have the features.
-        pub(super) unsafe fn $panels(words: usize, a: *const u32, b: *const u32, store: &Store) {
+        /// The panel of A must hold `words` words, B 32 words at each depth, `store` must be valid; the CPU must have the features.
+        pub(super) unsafe fn $panels(
+            words: usize,
+            a: *const u32,
+            (b, step): (*const u32, usize),
+            store: &Store,
+        ) {
             // SAFETY: passed on.
-            unsafe { of_size!(store, $panels_of, (words, a, b, store)) };
+            unsafe { of_size!(store, $panels_of, (words, a, (b, step), store)) };
         }
 
-        /// As for a panel of A, for rows of words that lie `line` bytes apart.
+        /// As for a panel of A, for rows of words that lie `line` bytes apart, and a panel of B.
         ///
         /// # Safety
         /// The rows must hold `words` words; as for panels else.
@@ -126,7 +132,7 @@ macro_rules! tile {
         unsafe fn $panels_of<const ROWS: usize, const HALVES: usize>(
             words: usize,
             a: *const u32,
-            b: *const u32,
+            (b, step): (*const u32, usize),
             store: &Store,
         ) {
             let mut acc = [[_mm512_setzero_ps(); HALVES]; ROWS];
@@ -137,7 +143,7 @@ macro_rules! tile {
                 for _ in 0..words {
                     $step(&mut acc, a, b);
                     a = a.add(MR);
-                    b = b.add(NR);
+                    b = b.wrapping_add(step);
                 }
                 $store(&acc, store);
             }

@@ -29,6 +29,8 @@ const NC: usize = 2048;
 const PARTIAL_ROWS: usize = 2048;
 /// Panels of B that a thread packs at a time.
 const PANELS: usize = 8;
+/// The most rows of A for which columns of B are read in place.
+const IN_PLACE_ROWS: usize = 272;
 /// The most panels of B for which rows of A are read in place, and of which distance in bytes these may not be multiples.
 const LINES_PANELS: usize = 8;
 const LINE_BYTES: usize = 1024;
@@ -70,6 +72,7 @@ pub(super) unsafe fn run(shape: &Gemm, pool: &Pool, at: Buffers) {
 /// As for [`run`].
 pub(super) unsafe fn run_serial(shape: &Gemm, packing: &mut Scratch, at: Buffers) {
     let (blocked, at) = BlockedGemm::new(shape, at);
+    let blocked = blocked.reading_in_place();
     let [a_bytes, shared @ ..] = blocked.scratch();
     let [a, b, partial, bias] = packing.split([a_bytes, shared[0], shared[1], shared[2]]);
     let scratch = Shared { b: b.cast(), partial: partial.cast(), bias: bias.cast() };
@@ -100,6 +103,7 @@ const NOWHERE: Buffers = Buffers {
 /// Runs one GEMM with all threads of the pool.
 unsafe fn run_shared(shape: &Gemm, pool: &Pool, at: Buffers) {
     let (blocked, at) = BlockedGemm::new(shape, at);
+    let blocked = blocked.reading_in_place();
     let [a_bytes, shared @ ..] = blocked.scratch();
     let [b, partial, bias] = pool.common(shared);
     let scratch = Shared { b: b.cast(), partial: partial.cast(), bias: bias.cast() };
@@ -208,6 +212,8 @@ struct BlockedGemm {
     is_direct: bool,
     /// Sums over depth blocks are kept in scratch memory.
     has_partial: bool,
+    /// Whole panels of columns of B are read where they are.
+    in_place: bool,
 }
 
 impl BlockedGemm {
@@ -231,26 +237,43 @@ impl BlockedGemm {
         let nc = even_part(shape.n, NC).next_multiple_of(NR);
         // The kernel of pairs does not round to f16.
         let is_direct = shape.c.col == 1 && (pack == 1 || shape.c.elem != Elem::F16);
-        let in_place = is_direct && shape.c.elem == Elem::F32;
-        let has_partial = kc < shape.k && !in_place;
+        let sums_in_c = is_direct && shape.c.elem == Elem::F32;
+        let has_partial = kc < shape.k && !sums_in_c;
         let mc = if has_partial { even_part(shape.m, PARTIAL_ROWS) } else { shape.m };
         let mc = mc.next_multiple_of(MC);
         let col_blocks = shape.n.div_ceil(nc);
-        (
-            BlockedGemm { shape, is_swapped, pack, mc, nc, kc, col_blocks, is_direct, has_partial },
-            at,
-        )
+        let in_place = false;
+        let blocked = BlockedGemm {
+            shape,
+            is_swapped,
+            pack,
+            mc,
+            nc,
+            kc,
+            col_blocks,
+            is_direct,
+            has_partial,
+            in_place,
+        };
+        (blocked, at)
     }
 
-    /// Runs the micro-kernel of the operands' type.
-    unsafe fn kernel(&self, words: usize, a: Left, b: *const u32, store: &Store) {
+    /// Reads columns of B in memory where they are, if they need not be converted and too few rows of A share them for packing to pay.
+    fn reading_in_place(mut self) -> BlockedGemm {
+        let Gemm { m, b: Operand { elem, row, col, .. }, .. } = self.shape;
+        self.in_place = elem == Elem::F32 && col == 1 && row > 0 && m <= IN_PLACE_ROWS;
+        self
+    }
+
+    /// Runs the micro-kernel of the operands' type. Columns of B are given with the words between two depths, [`NR`] for lines of A.
+    unsafe fn kernel(&self, words: usize, a: Left, b: (*const u32, usize), store: &Store) {
         // SAFETY: passed on.
         unsafe {
             match (a, self.pack) {
                 (Left::Panel(a), 1) => tile_f32(words, a, b, store),
                 (Left::Panel(a), _) => tile_bf16(words, a, b, store),
-                (Left::Lines(a, line), 1) => lines_f32(words, (a, line), b, store),
-                (Left::Lines(a, line), _) => lines_bf16(words, (a, line), b, store),
+                (Left::Lines(a, line), 1) => lines_f32(words, (a, line), b.0, store),
+                (Left::Lines(a, line), _) => lines_bf16(words, (a, line), b.0, store),
             }
         }
     }
@@ -263,7 +286,7 @@ impl BlockedGemm {
         let collide = bytes.is_multiple_of(LINE_BYTES);
         let is_whole = block.depths.is_multiple_of(self.pack);
         let is_wide = self.pack * elem.size() == size_of::<u32>();
-        col == 1 && is_wide && is_whole && !collide && panels <= LINES_PANELS
+        col == 1 && is_wide && is_whole && !collide && panels <= LINES_PANELS && !self.in_place
     }
 
     /// Words of a packed block of B.
@@ -330,15 +353,22 @@ impl BlockedGemm {
         }
     }
 
-    /// Packs some panels of B, from number `first` on.
+    /// Packs some panels of B, from number `first` on, of which those that are read in place are left out.
     unsafe fn pack_panels(&self, at: &Buffers, block: &Block, scratch: &Shared, first: usize) {
-        let Operand { elem, row, col, .. } = self.shape.b;
+        let mut first = first;
+        if self.in_place {
+            let whole = block.cols / NR;
+            if whole == block.cols.div_ceil(NR) || whole >= first + PANELS {
+                return;
+            }
+            first = whole;
+        }
         let skip = first * NR;
-        let offset = block.depth as isize * row + (block.col + skip) as isize * col;
+        let Operand { elem, row, col, .. } = self.shape.b;
         let src = Source {
             elem,
             pack: self.pack,
-            start: elem.at(at.b, offset),
+            start: self.right_at(at, block, skip),
             line: col,
             depth: row,
             lines: (PANELS * NR).min(block.cols - skip),
@@ -347,6 +377,12 @@ impl BlockedGemm {
         };
         // SAFETY: the features are present; the part holds the whole column block.
         unsafe { pack_b(&src, scratch.b.add(first * block.panel)) };
+    }
+
+    /// The first element of B in a column of a block.
+    fn right_at(&self, at: &Buffers, block: &Block, column: usize) -> *const u8 {
+        let Operand { elem, row, col, .. } = self.shape.b;
+        elem.at(at.b, block.depth as isize * row + (block.col + column) as isize * col)
     }
 
     /// Packs at most [`MC`] rows of A into `a` and multiplies them by a range of panels of B.
@@ -397,7 +433,12 @@ impl BlockedGemm {
         // SAFETY: the panels are packed; the caller vouches for the buffers.
         unsafe {
             for panel in first..last {
-                let b = scratch.b.add(panel * block.panel);
+                let b = match self.in_place && (panel + 1) * NR <= block.cols {
+                    true => {
+                        (self.right_at(at, block, panel * NR).cast(), self.shape.b.row as usize)
+                    }
+                    false => (scratch.b.add(panel * block.panel).cast_const(), NR),
+                };
                 for i in rows.clone().step_by(MR) {
                     let a = a.skip_rows(i - rows.start, words);
                     let size = (MR.min(rows.end - i), NR.min(block.cols - panel * NR));
@@ -414,7 +455,7 @@ impl BlockedGemm {
         at: &Buffers,
         block: &Block,
         scratch: &Shared,
-        (a, b, words): (Left, *const u32, usize),
+        (a, b, words): (Left, (*const u32, usize), usize),
         (i, j): (usize, usize),
         (rows, cols): (usize, usize),
     ) {
@@ -466,7 +507,7 @@ impl BlockedGemm {
 
     /// Computes a tile whose elements of C the micro-kernel cannot store.
     #[cold]
-    unsafe fn scattered(&self, words: usize, a: Left, b: *const u32, store: &Store) {
+    unsafe fn scattered(&self, words: usize, a: Left, b: (*const u32, usize), store: &Store) {
         let mut square = [0f32; MR * NR];
         let local = Store {
             c: square.as_mut_ptr().cast(),

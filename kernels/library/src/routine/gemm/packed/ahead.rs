@@ -144,6 +144,9 @@ pub(in crate::routine::gemm) unsafe fn run_packed_left(
     let [b, partial, lines] = packing.split([b_bytes, partial_bytes, computed]);
     let left_part = blocked.left_part();
     blocked.shape = Gemm { m: rows.len(), n, ..blocked.shape };
+    if matches!(right, Right::At(_)) {
+        blocked = blocked.reading_in_place();
+    }
     let scratch = Shared { b: b.cast(), partial: partial.cast(), ..Shared::EMPTY };
     // SAFETY: the scratch parts are as large as asked for; the caller vouches for the rest.
     blocked.each_block(|block| unsafe {
