@@ -81,18 +81,25 @@ impl Indexed {
         self.dims.iter().product()
     }
 
-    /// The block of the data that place `place` of the grid names.
-    ///
-    /// # Safety
-    /// `ids` must be valid for the tuple of that place.
-    unsafe fn at(&self, ids: *const u8, mut place: usize) -> Result<usize, OutOfRange> {
-        let (mut first, mut block) = (0, 0);
+    /// The first index of the tuple of a place, and the base of its block.
+    fn offsets(&self, mut place: usize) -> (usize, usize) {
+        let (mut first, mut base) = (0, 0);
         for axis in (0..self.dims.len()).rev() {
             let coordinate = place % self.dims[axis];
             place /= self.dims[axis];
             first += coordinate * self.index_strides[axis];
-            block += coordinate * self.base_strides[axis];
+            base += coordinate * self.base_strides[axis];
         }
+        (first, base)
+    }
+
+    /// Blocks of the data between its base and the block that the tuple from index `first` on names.
+    ///
+    /// # Safety
+    /// `ids` must be valid for the tuple.
+    #[inline]
+    unsafe fn named(&self, ids: *const u8, first: usize) -> Result<usize, OutOfRange> {
+        let mut block = 0;
         for (d, axis) in self.axes.iter().enumerate() {
             // SAFETY: the caller vouches for the tuple.
             let index = unsafe {
@@ -109,6 +116,34 @@ impl Indexed {
             block += wrapped as usize * axis.stride;
         }
         Ok(block)
+    }
+
+    /// Calls `visit` with places of a range and their blocks, in order; the coordinates of neighbors along the last axis are found once.
+    ///
+    /// # Safety
+    /// `ids` must be valid for the tuples of these places.
+    #[inline]
+    unsafe fn walk(
+        &self,
+        ids: *const u8,
+        places: std::ops::Range<usize>,
+        mut visit: impl FnMut(usize, usize),
+    ) -> Result<(), OutOfRange> {
+        let last = |strides: &[usize]| strides.last().copied().unwrap_or(0);
+        let (id_step, base_step) = (last(&self.index_strides), last(&self.base_strides));
+        let inner = self.dims.last().copied().unwrap_or(1);
+        let mut begin = places.start;
+        while begin < places.end {
+            let end = places.end.min((begin / inner + 1) * inner);
+            let (first, base) = self.offsets(begin);
+            for (i, place) in (begin..end).enumerate() {
+                // SAFETY: passed on.
+                let named = unsafe { self.named(ids, first + i * id_step)? };
+                visit(place, base + i * base_step + named);
+            }
+            begin = end;
+        }
+        Ok(())
     }
 
     /// `out[i] = data[block(i)]`.
@@ -131,23 +166,24 @@ impl Indexed {
         }
         let per_chunk = (CHUNK_BYTES / self.block.max(1)).clamp(1, blocks);
         let failure = std::sync::Mutex::new(None);
-        let (data, ids, out) = (Shareable::new(data), Shareable::new(ids), Shareable::new(out));
+        let at = Shareable::new((data, ids, out));
         pool.run(blocks.div_ceil(per_chunk), &|chunk| {
-            for place in chunk * per_chunk..blocks.min((chunk + 1) * per_chunk) {
-                // SAFETY: each place writes its own block of `out`; the read block was checked.
-                unsafe {
-                    match self.at(ids.get(), place) {
-                        Ok(block) => std::ptr::copy_nonoverlapping(
-                            data.get().add(block * self.block),
-                            out.get().add(place * self.block),
-                            self.block,
-                        ),
-                        Err(error) => {
-                            *failure.lock().unwrap_or_else(|e| e.into_inner()) = Some(error);
-                            return;
-                        }
-                    }
+            let (data, ids, out) = at.get();
+            let places = chunk * per_chunk..blocks.min((chunk + 1) * per_chunk);
+            // SAFETY: each place writes its own block of `out`; the read block was checked.
+            let done = unsafe {
+                match self.block {
+                    1 => self.walk(ids, places, |to, from| copy::<1>(data, from, out, to)),
+                    2 => self.walk(ids, places, |to, from| copy::<2>(data, from, out, to)),
+                    4 => self.walk(ids, places, |to, from| copy::<4>(data, from, out, to)),
+                    size => self.walk(ids, places, |to, from| {
+                        let (from, to) = (data.add(from * size), out.add(to * size));
+                        std::ptr::copy_nonoverlapping(from, to, size);
+                    }),
                 }
+            };
+            if let Err(error) = done {
+                *failure.lock().unwrap_or_else(|e| e.into_inner()) = Some(error);
             }
         });
         failure.into_inner().unwrap_or_else(|e| e.into_inner()).map_or(Ok(()), Err)
@@ -169,22 +205,31 @@ impl Indexed {
         combine: Combine,
         elem: Elem,
     ) -> Result<(), OutOfRange> {
-        for place in 0..self.blocks() {
-            // SAFETY: the caller vouches for the pointers; the written block was checked.
-            unsafe {
-                let to = data.add(self.at(ids, place)? * self.block);
+        // SAFETY: the caller vouches for the pointers; the written block was checked.
+        unsafe {
+            self.walk(ids, 0..self.blocks(), |place, block| {
+                let to = data.add(block * self.block);
                 let from = updates.add(place * self.block);
                 if combine == Combine::Replace {
                     std::ptr::copy_nonoverlapping(from, to, self.block);
-                    continue;
+                    return;
                 }
                 for i in 0..(self.block / elem.size()) as isize {
                     elem.store(to, i, combine.apply(elem.load(to, i), elem.load(from, i)));
                 }
-            }
+            })
         }
-        Ok(())
     }
+}
+
+/// Copies a block of `N` bytes.
+///
+/// # Safety
+/// Both blocks must be valid, and must not overlap.
+#[inline(always)]
+unsafe fn copy<const N: usize>(data: *const u8, from: usize, out: *mut u8, to: usize) {
+    // SAFETY: the caller vouches for both.
+    unsafe { std::ptr::copy_nonoverlapping(data.add(from * N), out.add(to * N), N) };
 }
 
 impl Combine {

@@ -39,7 +39,7 @@ pub mod reproducible;
 
 use self::gemm::Gemm;
 use crate::dtype::Elem;
-use crate::pool::Pool;
+use crate::pool::{Pool, Shareable};
 use adafactor::Adafactor;
 use attention::{Attention, BackwardInputs, BackwardOutputs, GradientStrides};
 use batch_norm::BatchNorm;
@@ -279,7 +279,7 @@ impl Routine {
                     }
                 }
                 Routine::Pad { element, copy, to } => {
-                    fill(writes[0], element);
+                    fill(pool, writes[0], element);
                     copy.run(pool, read(0), write(0).add(*to));
                 }
                 Routine::Gather(indexed) => {
@@ -288,7 +288,7 @@ impl Routine {
                 Routine::Scatter { indexed, combine, elem, fill: element } => {
                     let first = match element {
                         Some(element) => {
-                            fill(writes[0], element);
+                            fill(pool, writes[0], element);
                             0
                         }
                         None => {
@@ -415,10 +415,21 @@ unsafe fn grad_stats(pool: &Pool, reads: &[Operand], out: *mut f32) {
 ///
 /// # Safety
 /// The result must be writable.
-unsafe fn fill(out: Operand, element: &[u8]) {
-    // SAFETY: the caller vouches for the range.
-    let out = unsafe { std::slice::from_raw_parts_mut(out.pointer, out.bytes) };
-    out.chunks_exact_mut(element.len()).for_each(|e| e.copy_from_slice(element));
+unsafe fn fill(pool: &Pool, out: Operand, element: &[u8]) {
+    /// Bytes that a chunk of work writes, about.
+    const CHUNK: usize = 1 << 17;
+    let step = CHUNK / element.len() * element.len();
+    let at = Shareable::new(out.pointer);
+    pool.run(out.bytes.div_ceil(step), &|chunk| {
+        let first = chunk * step;
+        let len = step.min(out.bytes - first);
+        // SAFETY: chunks are disjoint; the caller vouches for the range.
+        let part = unsafe { std::slice::from_raw_parts_mut(at.get().add(first), len) };
+        match element {
+            [first, rest @ ..] if rest.iter().all(|byte| byte == first) => part.fill(*first),
+            _ => part.chunks_exact_mut(element.len()).for_each(|e| e.copy_from_slice(element)),
+        }
+    });
 }
 
 impl AdafactorPart {

@@ -6,8 +6,10 @@ use half::{bf16, f16};
 
 /// Partial sums, so that additions need not wait for each other; the same on every CPU.
 pub(super) const LANES: usize = 32;
-/// Elements that are converted at a time, whole [`LANES`].
+/// Elements that are converted at a time, whole [`RUN`]s.
 const BLOCK: usize = 1024;
+/// Elements that are summed in f32, as few as round no more than the elements themselves, before they are added in f64.
+const RUN: usize = 8 * LANES;
 
 /// An element type of batch normalization.
 pub(super) trait Element: Copy {
@@ -40,14 +42,18 @@ macro_rules! element {
             fn add_elements(row: &[Self], sums: &mut [f64; LANES]) {
                 vectorized! {
                     fn run(row: &[$ty], sums: &mut [f64; LANES]) {
-                        let (chunks, rest) = row.as_chunks::<LANES>();
-                        for chunk in chunks {
-                            for (sum, x) in sums.iter_mut().zip(chunk) {
-                                *sum += f64::from($wide(*x));
+                        for run in row.chunks(RUN) {
+                            let mut part = [0f32; LANES];
+                            let (chunks, rest) = run.as_chunks::<LANES>();
+                            for chunk in chunks {
+                                for (part, x) in part.iter_mut().zip(chunk) {
+                                    *part += $wide(*x);
+                                }
                             }
-                        }
-                        for (sum, x) in sums.iter_mut().zip(rest) {
-                            *sum += f64::from($wide(*x));
+                            for (part, x) in part.iter_mut().zip(rest) {
+                                *part += $wide(*x);
+                            }
+                            add(&part, sums);
                         }
                     }
                 }
@@ -56,20 +62,24 @@ macro_rules! element {
 
             fn add_squares(row: &[Self], mean: f64, sums: &mut [f64; LANES]) {
                 vectorized! {
-                    fn run(row: &[$ty], mean: f64, sums: &mut [f64; LANES]) {
-                        let (chunks, rest) = row.as_chunks::<LANES>();
-                        let distance = |x: $ty| f64::from($wide(x)) - mean;
-                        for chunk in chunks {
-                            for (sum, x) in sums.iter_mut().zip(chunk) {
-                                *sum += distance(*x) * distance(*x);
+                    fn run(row: &[$ty], mean: f32, sums: &mut [f64; LANES]) {
+                        let distance = |x: $ty| $wide(x) - mean;
+                        for run in row.chunks(RUN) {
+                            let mut part = [0f32; LANES];
+                            let (chunks, rest) = run.as_chunks::<LANES>();
+                            for chunk in chunks {
+                                for (part, x) in part.iter_mut().zip(chunk) {
+                                    *part += distance(*x) * distance(*x);
+                                }
                             }
-                        }
-                        for (sum, x) in sums.iter_mut().zip(rest) {
-                            *sum += distance(*x) * distance(*x);
+                            for (part, x) in part.iter_mut().zip(rest) {
+                                *part += distance(*x) * distance(*x);
+                            }
+                            add(&part, sums);
                         }
                     }
                 }
-                run(row, mean, sums);
+                run(row, mean as f32, sums);
             }
 
             fn add_products(
@@ -82,19 +92,22 @@ macro_rules! element {
                 vectorized! {
                     fn run(dy: &[$ty], x: &[$ty], of_x: [f32; 2], sums: &mut [f64; LANES], products: &mut [f64; LANES]) {
                         let [mean, rstd] = of_x;
-                        let normal = |x: $ty| f64::from(($wide(x) - mean) * rstd);
-                        let ((dys, dy_rest), (xs, x_rest)) = (dy.as_chunks::<LANES>(), x.as_chunks::<LANES>());
-                        for (dy, x) in dys.iter().zip(xs) {
-                            for i in 0..LANES {
-                                let dy = f64::from($wide(dy[i]));
-                                sums[i] += dy;
-                                products[i] += dy * normal(x[i]);
+                        let normal = |x: $ty| ($wide(x) - mean) * rstd;
+                        for (dy, x) in dy.chunks(RUN).zip(x.chunks(RUN)) {
+                            let (mut sum, mut product) = ([0f32; LANES], [0f32; LANES]);
+                            let ((dys, dy_rest), (xs, x_rest)) = (dy.as_chunks::<LANES>(), x.as_chunks::<LANES>());
+                            for (dy, x) in dys.iter().zip(xs) {
+                                for i in 0..LANES {
+                                    sum[i] += $wide(dy[i]);
+                                    product[i] += $wide(dy[i]) * normal(x[i]);
+                                }
                             }
-                        }
-                        for (i, (dy, x)) in dy_rest.iter().zip(x_rest).enumerate() {
-                            let dy = f64::from($wide(*dy));
-                            sums[i] += dy;
-                            products[i] += dy * normal(*x);
+                            for (i, (dy, x)) in dy_rest.iter().zip(x_rest).enumerate() {
+                                sum[i] += $wide(*dy);
+                                product[i] += $wide(*dy) * normal(*x);
+                            }
+                            add(&sum, sums);
+                            add(&product, products);
                         }
                     }
                 }
@@ -131,6 +144,14 @@ macro_rules! element {
 
 element!(f32, |x: f32| x, |x: f32| x);
 element!(bf16, wide, crate::routine::convert::to_bf16);
+
+/// Adds sums of a run.
+#[inline(always)]
+fn add(part: &[f32; LANES], sums: &mut [f64; LANES]) {
+    for (sum, part) in sums.iter_mut().zip(part) {
+        *sum += f64::from(*part);
+    }
+}
 
 #[inline(always)]
 fn wide(x: bf16) -> f32 {

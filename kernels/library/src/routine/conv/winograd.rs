@@ -30,7 +30,7 @@ const MIN_WEIGHT_TILES: usize = 128;
 /// Minimum chunks of work per call, if it is large enough.
 const CHUNKS: usize = 16;
 /// Minimum filters per chunk, each of which transforms its tiles again.
-const MIN_FILTERS: usize = 96;
+const MIN_FILTERS: usize = 128;
 /// Alignment of packed kernels.
 const ALIGN: usize = 64;
 
