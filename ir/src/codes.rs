@@ -134,6 +134,8 @@ codes! {
     GroupCoversNothing = "W066": "a parameter group matches no parameter", "`frit inspect --view units` lists the names", "patterns_that_cover_nothing_are_said_with_the_nearest_names";
     PatternCoversNothing = "W067": "a pattern of `[params]` matches no parameter", "the help names the nearest names", "patterns_that_cover_nothing_are_said_with_the_nearest_names";
     MuonStepsNothing = "W068": "with `optimizer.kind = \"muon\"`, no parameter is a matrix of a hidden layer: AdamW steps all", "set `optimizer.kind = \"adamw\"`, or name matrices in an `[[optimizer.group]]`", "muon_steps_matrices_alone";
+    DecayPartly = "W069": "a parameter group excludes norms or biases from weight decay, and other norms or biases decay", "set `optimizer.decay = \"matrices\"`, or name the others in an `[[optimizer.group]]`", "norms_that_decay_beside_excluded_ones_are_warned_of";
+    MatricesFrozen = "W070": "only norms and biases train, as all matrices are frozen", "nothing, if that is meant; otherwise check `params.trainable` and `params.frozen`", "a_model_of_which_only_norms_train_is_warned_of";
     Interpreted = "W098": "operations have no kernel and run in the IR interpreter, which is slow", "report the model", "what_has_no_kernel_is_the_interpreters_and_is_warned_of";
     RandomInInference = "W110": "the exported model draws random numbers in inference", "remove the random operators from the module", "whatever_trains_is_exported_in_inference_mode";
     BatchStatisticsInInference = "W111": "a normalization of the exported model uses batch statistics in inference", "give it running statistics", "whatever_trains_is_exported_in_inference_mode";

@@ -217,10 +217,14 @@ pub(crate) fn train<'a>(
     let replaced = starting::instead(&options.weights, dir, resumed.as_ref())?;
     let mut notes = notes(options, resumed.as_ref(), lock.as_ref());
     notes.extend(replaced.notes);
+    let steps = steps(resumed.as_ref());
+    if let Steps::Files { data, .. } = &steps {
+        notes.extend(data.misplaced_labels());
+    }
     let training = Training {
         replaced: replaced.tensors,
         hyper: hyper::effective(&dir.plan, &options.hyper, resumed.as_ref()),
-        steps: steps(resumed.as_ref()),
+        steps,
         start: resumed.as_ref().map_or(0, |c| c.index.step),
         notes,
         resumed,

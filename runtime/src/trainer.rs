@@ -66,6 +66,8 @@ pub struct Trainer {
     rank: usize,
     step: usize,
     warnings: Vec<String>,
+    /// Whether the labels of a batch were compared with its tokens.
+    looked_at_labels: bool,
     /// Why no more steps are taken.
     ended: Option<String>,
 }
@@ -131,6 +133,7 @@ impl Trainer {
             rank: 0,
             step: 0,
             warnings: vec![],
+            looked_at_labels: false,
             ended: None,
         };
         let Begun { rank, step, warnings } = trainer.ask(Order::Begin, tick)?;
@@ -172,6 +175,10 @@ impl Trainer {
     pub fn step(&mut self, batch: &Batch, tick: &mut dyn FnMut()) -> Result<StepMetrics, RunError> {
         let data = Data::given(batch, &self.dir.plan, self.ranks_here()?)?;
         data.is_one_step()?;
+        if !self.looked_at_labels {
+            self.looked_at_labels = true;
+            self.warnings.extend(data.misplaced_labels());
+        }
         let data = Arc::new(data);
         let stepped = self.ask(|reply| Order::Step(data, reply), tick)?;
         let Stepped { metrics, ended, warnings } = stepped;

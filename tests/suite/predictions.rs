@@ -155,6 +155,58 @@ fn patterns_that_cover_nothing_are_said_with_the_nearest_names() {
     assert!(refused.contains("`y`"), "{refused}");
 }
 
+/// What is warned of under this code, once at most.
+fn warned(code: &str, toml: &str, settings: &[&str]) -> Option<String> {
+    let model = "tests/museum/models/lm.json";
+    let found = warnings(model, toml, settings).unwrap_or_else(|e| panic!("{e}"));
+    let mut found = found.into_iter().filter(|w| w.0 == code).map(|w| w.1);
+    let first = found.next();
+    assert_eq!(found.next(), None, "{toml} {settings:?}");
+    first
+}
+
+#[test]
+fn norms_that_decay_beside_excluded_ones_are_warned_of() {
+    let group = |scope: &str, decay: f64| {
+        format!("[[optimizer.group]]\nscope = \"{scope}\"\nweight_decay = {decay:?}\n")
+    };
+    let found = warned("W069", &group("norm.weight", 0.0), &[]).expect("a warning");
+    for part in ["norm.weight", "2 of them", "`norm.bias`", "`gain`", "optimizer.decay"] {
+        assert!(found.contains(part), "{found}");
+    }
+    let vectors = group("norm.*", 0.0) + &group("gain", 0.0);
+    for (toml, settings) in [
+        (vectors.as_str(), &[][..]),
+        (&group("norm.weight", 0.0), &["optimizer.weight_decay=0"]),
+        (&group("norm.weight", 0.0), &["optimizer.decay=matrices"]),
+        (&group("norm.weight", 0.0), &["params.frozen=[\"norm.bias\", \"gain\"]"]),
+        // Another decay excludes nothing, and a group that covers matrices excludes no norms as such.
+        (&group("norm.weight", 0.1), &[]),
+        (&group("**.weight", 0.0), &[]),
+        ("", &["optimizer.weight_decay=0.1"]),
+    ] {
+        assert_eq!(warned("W069", toml, settings), None, "{toml} {settings:?}");
+    }
+}
+
+#[test]
+fn a_model_of_which_only_norms_train_is_warned_of() {
+    let found = warned("W070", "", &["params.trainable=[\"norm.*\", \"gain\"]"]);
+    let found = found.expect("a warning");
+    for part in ["17 elements in 3 parameters", "all 5 matrices", "params.trainable"] {
+        assert!(found.contains(part), "{found}");
+    }
+    let lora = ["adapter.kind=lora", "adapter.rank=2", "adapter.targets=[\"h.*.fc\"]"];
+    for settings in [
+        &[][..],
+        &["params.frozen=[\"norm.*\", \"gain\"]"],
+        &["params.trainable=[\"norm.*\", \"h.1.fc.weight\"]"],
+        &lora,
+    ] {
+        assert_eq!(warned("W070", "", settings), None, "{settings:?}");
+    }
+}
+
 /// The words of a line, as a shell reads it.
 fn words(line: &str) -> Vec<String> {
     let script = format!("set -- {line}; for word; do printf '%s\\0' \"$word\"; done");

@@ -15,6 +15,7 @@ mod buffers;
 mod groups;
 mod muon;
 mod reproducible;
+mod vectors;
 
 use crate::loss_scale::LossScaling;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
@@ -95,6 +96,9 @@ impl Pass for Update {
             .filter(|(_, p)| p.kind == ParamKind::Trainable)
             .map(|(v, p)| (p.name.clone(), v))
             .collect();
+        let trained: Vec<(String, ValueId)> =
+            names.iter().map(|(name, _)| (name.clone(), params[name])).collect();
+        self.about_vectors(graph, &trained).into_iter().for_each(|w| context.warn(w));
         let scale = graph.nodes().find_map(|(_, n)| match &n.op {
             Op::State(s) if s.name == StateName::LossScale => Some(n.outputs[0]),
             _ => None,

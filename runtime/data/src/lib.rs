@@ -15,6 +15,7 @@ mod column;
 mod element;
 mod error;
 mod formats;
+mod labels;
 mod order;
 mod source;
 
@@ -175,6 +176,11 @@ impl Data {
             }
         }
         Ok(())
+    }
+
+    /// That labels are the tokens of an input at another place than the next, if the first examples have no other.
+    pub fn misplaced_labels(&self) -> Option<String> {
+        labels::misplaced(&self.columns)
     }
 
     /// The position at which step `step` begins to read.

@@ -1,10 +1,10 @@
 //! An attempt to make a mistake: a model, settings, and what must come of it.
 
 use super::exhibit::strings;
+use super::refuted::{self, codes};
 use super::trial::{Outcome, Setup};
 use super::{edit, trial};
 use frit_ir::Severity;
-use frit_passes::verify_plan::{verify_evaluation, verify_plan};
 use std::path::Path;
 use toml::{Table, Value};
 
@@ -24,8 +24,14 @@ enum Expected {
     Finds { code: String, says: String, unless: String },
     /// The plan is written without a warning.
     Silent,
-    /// The edited plan is refused with this code.
+    /// The proof of the plan refuses the edited plan with this code.
     Edited { edit: String, code: String },
+    /// The proof accepts the edited plan, and `frit verify` refuses it with this code.
+    NotCertified { edit: String, code: String },
+    /// The certificate shows a pass, and does not if the graph that it makes is edited.
+    WrongPass { pass: String, edit: String },
+    /// An audit says this of the edited plan.
+    Audited { edit: String, says: String },
     /// Training computes the same with all of these settings, and something else with those.
     Same { variants: Vec<String>, unlike: Vec<String>, within: f64 },
     /// The losses of the steps are these, not those.
@@ -44,6 +50,8 @@ enum Expected {
     Reshuffled(usize),
     /// The run ends with this code.
     Stops { code: String, says: String },
+    /// The run warns of this.
+    Warns(String),
     /// The run takes all steps without a complaint.
     Runs,
     /// The command is refused, with this message.
@@ -85,6 +93,7 @@ impl Attempt {
         let setup = Setup {
             model: text(t, "model"),
             changes: changes.chunks(2).map(|c| (c[0].clone(), c[1].clone())).collect(),
+            toml: text(t, "toml"),
             with: text(t, "with"),
             data: list(t, "data"),
         };
@@ -96,6 +105,9 @@ impl Attempt {
                 "finds",
                 "silent",
                 "edit",
+                "verify",
+                "pass",
+                "audit",
                 "same",
                 "losses",
                 "gradient",
@@ -105,6 +117,7 @@ impl Attempt {
                 "moved",
                 "reshuffled",
                 "stops",
+                "warns",
                 "runs",
                 "frit",
             ];
@@ -116,6 +129,14 @@ impl Attempt {
             "refused" => Expected::Refused { code: text(t, "refused"), says },
             "finds" => Expected::Finds { code: text(t, "finds"), unless: text(t, "unless"), says },
             "edit" => Expected::Edited { edit: text(t, "edit"), code: text(t, "code") },
+            "verify" => Expected::NotCertified { edit: text(t, "verify"), code: text(t, "code") },
+            "pass" => {
+                let (words, at) = (text(t, "pass"), format!("{name}: `PASS: EDIT`"));
+                let (pass, edit) = words.split_once(": ").expect(&at);
+                Expected::WrongPass { pass: pass.into(), edit: edit.into() }
+            }
+            "audit" => Expected::Audited { edit: text(t, "audit"), says },
+            "warns" => Expected::Warns(text(t, "warns")),
             "same" => {
                 Expected::Same { variants: list(t, "same"), unlike: list(t, "unlike"), within }
             }
@@ -152,6 +173,13 @@ impl Attempt {
             Expected::Finds { code, .. } => format!("`frit compile` warns ({code})"),
             Expected::Silent => "nothing is said".into(),
             Expected::Edited { code, .. } => format!("`verify_plan` refuses the plan ({code})"),
+            Expected::NotCertified { code, .. } => {
+                format!("`verify_plan` accepts the plan, and `frit verify` refuses it ({code})")
+            }
+            Expected::WrongPass { pass, .. } => {
+                format!("the certificate does not show the pass `{pass}`")
+            }
+            Expected::Audited { .. } => "`frit audit` finds it wrong (E116)".into(),
             Expected::Same { within, .. } if *within == 0.0 => "the same bits".into(),
             Expected::Same { within, .. } => format!("the same within {within:e}"),
             Expected::Losses { .. } => "the right losses, not the wrong ones".into(),
@@ -165,6 +193,7 @@ impl Attempt {
             Expected::Moved(norm) => format!("the update has norm {norm}"),
             Expected::Reshuffled(_) => "every epoch has all examples, in another order".into(),
             Expected::Stops { code, .. } => format!("`frit run` ends with an error ({code})"),
+            Expected::Warns(_) => "`frit run` warns before the first step".into(),
             Expected::Runs => "it trains, and nothing is said".into(),
             Expected::NoCommand { .. } => "there is no such command".into(),
         };
@@ -206,28 +235,10 @@ impl Attempt {
                     None => Ok(()),
                 }
             }
-            Expected::Edited { edit, code } => {
-                let compiled = setup.compiled("", edit.starts_with("evaluation: "))?;
-                let mut plan = compiled.plan.clone();
-                let found = match edit.strip_prefix("evaluation: ") {
-                    Some(edit) => {
-                        let evaluation = compiled.evaluation.as_ref().ok_or("no evaluation")?;
-                        let mut evaluation = evaluation.plan.clone();
-                        edit::apply(&mut evaluation, edit);
-                        verify_plan(&evaluation)
-                            .and_then(|()| verify_evaluation(&evaluation, &plan))
-                    }
-                    None => {
-                        edit::apply(&mut plan, edit);
-                        verify_plan(&plan)
-                    }
-                };
-                match found {
-                    Ok(()) => fails("the edited plan is accepted".into()),
-                    Err(found) if found.iter().any(|d| d.code == *code) => Ok(()),
-                    Err(found) => fails(format!("found only {:?}", codes(&found))),
-                }
-            }
+            Expected::Edited { edit, code } => refuted::by_proof(setup, edit, code),
+            Expected::NotCertified { edit, code } => refuted::by_certificate(setup, edit, code),
+            Expected::WrongPass { pass, edit } => refuted::wrong_pass(setup, pass, edit),
+            Expected::Audited { edit, says } => refuted::by_audit(setup, edit, says),
             Expected::Same { variants, unlike, within } => {
                 let train = |with: &String| setup.train(with, Path::new(""));
                 let first = train(&variants[0])?;
@@ -312,6 +323,13 @@ impl Attempt {
                 Ok(_) => fails("it ran".into()),
                 Err(message) => said(&message, code, says),
             },
+            Expected::Warns(what) => {
+                let warnings = setup.train("", Path::new(""))?.warnings;
+                match warnings.iter().any(|w| w.contains(what.as_str())) {
+                    true => Ok(()),
+                    false => fails(format!("it warns of {warnings:?}")),
+                }
+            }
             Expected::Runs => match setup.train("", Path::new(""))? {
                 Outcome { warnings, .. } if warnings.is_empty() => Ok(()),
                 Outcome { warnings, .. } => fails(format!("it warns: {warnings:?}")),
@@ -330,8 +348,4 @@ impl Attempt {
 fn said(message: &str, code: &str, says: &str) -> Made {
     let right = message.contains(&format!("error[{code}]")) && message.contains(says);
     if right { Ok(()) } else { fails(format!("it says {message}")) }
-}
-
-fn codes(found: &[frit_ir::Diagnostic]) -> Vec<String> {
-    found.iter().map(|d| d.code.to_string()).collect()
 }

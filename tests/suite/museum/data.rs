@@ -19,7 +19,8 @@ struct Tensor {
 /// - `rows NAME N`: that tensor has N examples;
 /// - `fill NAME VALUE`: all integers of that tensor are this;
 /// - `ignored N`: the labels of the first N examples are all ignored;
-/// - `all labels`: no label is ignored.
+/// - `all labels`: no label is ignored;
+/// - `labels are the tokens + N`: those of integer inputs N places later.
 pub(super) fn write(plan: &Plan, examples: usize, change: &[&str], dir: &Path) -> PathBuf {
     let mut tensors: Vec<Tensor> = Vec::new();
     for input in &plan.inputs {
@@ -41,6 +42,11 @@ pub(super) fn write(plan: &Plan, examples: usize, change: &[&str], dir: &Path) -
         let (dtype, bytes) = match input.ty.dtype {
             DType::I64 => {
                 let classes = input.ranges.iter().map(|r| r.hi + 1).min().unwrap_or(11);
+                let token = |row: usize, column: usize| {
+                    (row * 7 + column * 3 + row * column) as i64 % classes
+                };
+                let later = change.iter().find_map(|c| c.strip_prefix("labels are the tokens + "));
+                let later = later.map(|n| n.parse::<usize>().expect("a number of places"));
                 let value = |i: usize| {
                     let (row, column) = at(i);
                     match fill {
@@ -54,8 +60,11 @@ pub(super) fn write(plan: &Plan, examples: usize, change: &[&str], dir: &Path) -
                         {
                             -100
                         }
-                        None if labels => (row * 5 + column * 2 + 1) as i64 % classes,
-                        None => (row * 7 + column * 3 + row * column) as i64 % classes,
+                        None => match later.filter(|_| labels) {
+                            Some(n) => token(row, column + n),
+                            None if labels => (row * 5 + column * 2 + 1) as i64 % classes,
+                            None => token(row, column),
+                        },
                     }
                 };
                 (Dtype::I64, (0..count).flat_map(|i| value(i).to_le_bytes()).collect())

@@ -3,16 +3,25 @@
 //! - `drop TASK`: it writes zeros instead of its results; `skip TASK`: it does nothing;
 //! - `sum TASK`: the collective adds up where it should average;
 //! - `operand TASK I = J`: it reads operand J in place of operand I;
-//! - `replace TASK: FROM => TO`: in the text of the body of its kernel;
+//! - `replace TASK: FROM => TO`: in the text of the body of its kernel, which the interpreter executes then;
+//! - `code TASK: FROM => TO`: the same, but the code of the kernel stays, which is no longer that of its body;
+//! - `hyper NAME = VALUE`: a hyper-parameter has another value;
+//! - `init PARAMETER = JSON`: a parameter begins with other values;
+//! - `field POINTER = JSON`: a field of the plan is another one;
 //! - `keep sums`: what micro-steps add up is not cleared after the step;
 //! - `unwait STREAM`: tasks of this stream wait for no other;
 //! - `draw masks`: a kernel draws the mask of a dropout.
 //!
-//! TASK is the name of a task, or `op OPERATION` for the first whose kernel has this operation.
+//! TASK is the name of a task, or `op OPERATION` for the first whose kernel has this operation. Of a graph, where NODE is `OPERATION N`,
+//! the N-th of its nodes with this operation, counted from 0:
+//!
+//! - `drop NODE`: its first operand takes the place of its result;
+//! - `operand NODE I = J`: it reads operand J in place of operand I;
+//! - `replace NODE: FROM => TO`: in the text of its attributes.
 
 use frit_ir::ops::{Constant, RandomMask, ReduceKind};
-use frit_ir::plan::{Action, BufferId, Kernel, KernelId, Plan, Stream, Task};
-use frit_ir::{DType, Op, Origin, Region, Shape, Tensor, text};
+use frit_ir::plan::{Action, BufferId, Entry, Kernel, KernelId, Plan, Stream, Task, seal};
+use frit_ir::{DType, Graph, NodeId, Op, Origin, Region, Shape, Tensor, text};
 
 /// Changes the plan.
 pub(super) fn apply(plan: &mut Plan, edit: &str) {
@@ -37,16 +46,41 @@ pub(super) fn apply(plan: &mut Plan, edit: &str) {
             let mut reads = task(plan, name).action.reads_mut();
             *reads[number(which)] = reads[number(other)].clone();
         }
-        "replace" => {
+        "replace" | "code" => {
             let (name, change) = rest.split_once(": ").expect("`TASK: FROM => TO`");
             let (from, to) = change.split_once(" => ").expect("`FROM => TO`");
             let Action::Kernel { kernel, .. } = task(plan, name).action else {
                 panic!("{name} has no kernel")
             };
-            let body = plan.kernels[kernel].body.to_string();
+            let kernel = &mut plan.kernels[kernel];
+            let body = kernel.body.to_string();
             assert!(body.contains(from), "`{from}` is not in {body}");
-            plan.kernels[kernel].body = text::parse(&body.replace(from, to)).expect("a graph");
-            plan.kernels[kernel].bind();
+            kernel.body = text::parse(&body.replace(from, to)).expect("a graph");
+            match word {
+                "replace" => {
+                    let (name, body) = (kernel.name.clone(), kernel.body.clone());
+                    *kernel = Kernel::new(name, body, Entry::Interpreter);
+                }
+                _ => kernel.bind(),
+            }
+        }
+        "hyper" | "init" | "field" => {
+            let (name, new) = rest.split_once(" = ").expect("`NAME = VALUE`");
+            let new = serde_json::from_str(new).expect("JSON");
+            let mut json = serde_json::to_value(&*plan).expect("JSON");
+            let at = |list: &str| {
+                let all = json[list].as_array().expect("a list");
+                all.iter().position(|item| item["name"] == name).expect("an item of this name")
+            };
+            let pointer = match word {
+                "hyper" => format!("/hyper/{}/value", at("hyper")),
+                "init" => format!("/params/{}/init", at("params")),
+                _ => name.into(),
+            };
+            let field = json.pointer_mut(&pointer).expect("a field");
+            assert_ne!(*field, new, "it is that already");
+            *field = new;
+            *plan = Plan::from_json(&seal(&json.to_string())).expect("a plan");
         }
         "keep" => {
             let sums: Vec<BufferId> =
@@ -79,6 +113,54 @@ pub(super) fn apply(plan: &mut Plan, edit: &str) {
         }
         _ => panic!("`{edit}` is no edit"),
     }
+}
+
+/// Changes a graph.
+pub(super) fn apply_to_graph(graph: &mut Graph, edit: &str) {
+    let (word, rest) = edit.split_once(' ').expect("a word and what it changes");
+    let (words, change) = match word {
+        "drop" => (rest, ""),
+        "operand" => rest
+            .rsplitn(4, ' ')
+            .last()
+            .map(|node| (node, &rest[node.len() + 1..]))
+            .expect("`NODE I = J`"),
+        "replace" => rest.split_once(": ").expect("`NODE: FROM => TO`"),
+        _ => panic!("`{edit}` is no edit of a graph"),
+    };
+    let (op, at) = words.rsplit_once(' ').expect("`OPERATION N`");
+    let number = |text: &str| text.parse::<usize>().expect("a number");
+    let all: Vec<NodeId> =
+        graph.nodes().filter(|(_, n)| n.op.name() == op).map(|(id, _)| id).collect();
+    let id = *all.get(number(at)).unwrap_or_else(|| panic!("{} nodes are {op}", all.len()));
+    let node = graph.node(id).clone();
+    match word {
+        "drop" => {
+            assert_eq!(
+                graph.ty(node.outputs[0]),
+                graph.ty(node.inputs[0]),
+                "{op} changes the type"
+            );
+            graph.replace_uses(node.outputs[0], node.inputs[0]);
+            graph.remove_dead();
+        }
+        "operand" => {
+            let (which, other) = change.split_once(" = ").expect("`I = J`");
+            let mut inputs = node.inputs;
+            inputs[number(which)] = inputs[number(other)];
+            graph.set_inputs(id, inputs).expect("it fits");
+            graph.remove_dead();
+        }
+        _ => {
+            let (from, to) = change.split_once(" => ").expect("`FROM => TO`");
+            let (name, attributes) = node.op.to_parts();
+            let text = serde_json::to_string(&attributes).expect("JSON");
+            assert!(text.contains(from), "`{from}` is not in {text}");
+            let attributes = serde_json::from_str(&text.replace(from, to)).expect("JSON");
+            graph.node_mut(id).op = Op::from_parts(name, attributes).expect("an operation");
+        }
+    }
+    frit_ir::verify::verify(graph).expect("a graph");
 }
 
 /// The task of this name.

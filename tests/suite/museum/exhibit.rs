@@ -10,6 +10,7 @@ pub(super) enum Status {
     NotCaught,
     Outside,
     FirstStep,
+    Audit,
     Lint,
     Refused,
     Verify,
@@ -17,10 +18,11 @@ pub(super) enum Status {
 }
 
 impl Status {
-    pub(super) const ALL: [Status; 7] = [
+    pub(super) const ALL: [Status; 8] = [
         Status::NotCaught,
         Status::Outside,
         Status::FirstStep,
+        Status::Audit,
         Status::Lint,
         Status::Refused,
         Status::Verify,
@@ -33,6 +35,7 @@ impl Status {
             Status::NotCaught => "not caught",
             Status::Outside => "outside",
             Status::FirstStep => "first step",
+            Status::Audit => "audit",
             Status::Lint => "lint",
             Status::Refused => "refused",
             Status::Verify => "verify",
@@ -52,13 +55,18 @@ impl Status {
             Status::FirstStep => {
                 "The run ends with an error at the step in which it happens, not before."
             }
-            Status::Lint => "The plan is written, and `frit compile` warns.",
+            Status::Audit => {
+                "Nothing is said unless it is asked for: `frit audit`, before the first step, finds it."
+            }
+            Status::Lint => {
+                "The plan is written, and `frit compile`, or `frit run` before its first step, warns."
+            }
             Status::Refused => {
                 "`frit compile`, or `frit run` before its first step, ends with an error."
             }
             Status::Verify => {
-                "The compiler does not make such a plan, and `verify_plan`, which runs before a plan is written, refuses it if a pass \
-                 or an editor does."
+                "The compiler does not make such a plan. If a pass or an editor does, `verify_plan`, which runs before a plan is written, \
+                 refuses it, or the certificate of `frit verify`."
             }
             Status::Impossible => {
                 "Neither a model nor a configuration can express it; what is computed instead is compared with the right value."

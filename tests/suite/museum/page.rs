@@ -16,8 +16,9 @@ pub(super) fn page(exhibits: &[Exhibit]) -> String {
     page.push_str(
         "\nTrainCheck (OSDI 2025) reproduced 20 errors; the list of its artifact, from which these entries come, names 18 of them, and its\n\
          documentation tells of others. TTrace (arXiv 2506.09280) found 14 bugs of Megatron-LM and TransformerEngine; its table was not at\n\
-         hand, so only those are entered under its name that other sources attribute to it. The rest are issues and pull requests.\n\
-         Links of one entry report the same mistake.\n",
+         hand, so only those are entered under its name that its first author reported, or that other sources attribute to it. Reports of\n\
+         the same kinds are under their projects. The rest are issues and pull requests; pytorch#190626, which was asked for, could not be\n\
+         read. Links of one entry report the same mistake.\n",
     );
     for status in Status::ALL {
         let of: Vec<&Exhibit> = exhibits.iter().filter(|e| e.status == status).collect();

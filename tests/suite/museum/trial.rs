@@ -28,6 +28,8 @@ pub(super) struct Setup {
     pub(super) model: String,
     /// Texts of the model that are replaced by others.
     pub(super) changes: Vec<(String, String)>,
+    /// Text of the configuration beside the settings.
+    pub(super) toml: String,
     /// Settings, `batch=N` for the examples of one rank and micro-step (2), `steps=N` (1) and `examples=N`; `reordered` declares the parameters of
     /// a model in the opposite order.
     pub(super) with: String,
@@ -77,7 +79,7 @@ impl Outcome {
 }
 
 /// Messages as the program prints them, with their codes.
-fn said(report: &Report) -> String {
+pub(super) fn said(report: &Report) -> String {
     let lines = report.diagnostics.iter().map(|d| format!("error[{}]: {d}", d.code));
     lines.collect::<Vec<_>>().join("\n")
 }
@@ -131,6 +133,31 @@ impl Setup {
         path
     }
 
+    /// What a plan follows from, in words.
+    pub(super) fn key(&self, with: &str) -> String {
+        let Words { settings, batch, reordered, .. } = self.words(with);
+        format!("{:?}", (&self.model, &self.changes, &self.toml, settings, batch, reordered))
+    }
+
+    /// What is compiled with more settings; its model is in `dir`.
+    pub(super) fn request(
+        &self,
+        with: &str,
+        evaluation: bool,
+        dir: &Path,
+    ) -> Result<(Request, Config), String> {
+        let Words { settings, batch, reordered, .. } = self.words(with);
+        let config = Config::parse(&self.toml, "train.toml", &settings).map_err(|e| said(&e))?;
+        let model = self.model(dir, reordered);
+        let binds = [("batch".to_string(), batch)].into();
+        Ok((Request { model, binds, evaluation, ..Request::default() }, config))
+    }
+
+    /// Writes a plan directory.
+    pub(super) fn write(&self, compiled: &Compiled, to: &Path) -> Result<(), String> {
+        frit::plan_dir::write(to, compiled, Stored::Copy).map_err(|e| said(&e))
+    }
+
     /// Compiles with more settings, and verifies the plan.
     pub(super) fn compile(&self, with: &str) -> Result<Rc<Compiled>, String> {
         self.compiled(with, false)
@@ -139,18 +166,12 @@ impl Setup {
     /// Compiles, also the evaluation if asked for; what this thread has compiled before, not again.
     pub(super) fn compiled(&self, with: &str, evaluation: bool) -> Result<Rc<Compiled>, String> {
         thread_local!(static KNOWN: RefCell<HashMap<String, Rc<Compiled>>> = RefCell::default());
-        let words = self.words(with);
-        let Words { settings, batch, reordered, .. } = &words;
-        let plan = (&self.model, &self.changes, settings, batch, reordered, evaluation);
-        let key = format!("{plan:?}");
+        let key = format!("{} {evaluation}", self.key(with));
         if let Some(known) = KNOWN.with_borrow(|known| known.get(&key).cloned()) {
             return Ok(known);
         }
         let dir = tempfile::tempdir().expect("a directory");
-        let config = Config::parse("", "train.toml", &words.settings).map_err(|e| said(&e))?;
-        let model = self.model(dir.path(), words.reordered);
-        let binds = [("batch".to_string(), words.batch)].into();
-        let request = Request { model, binds, evaluation, ..Request::default() };
+        let (request, config) = self.request(with, evaluation, dir.path())?;
         let compiled = compile(&request, &config, &mut ()).map_err(|e| said(&e))?;
         let compiled = Rc::new(compiled.expect("no pass was asked to stop"));
         verify_plan(&compiled.plan).map_err(|found| format!("{found:?}"))?;
@@ -171,7 +192,7 @@ impl Setup {
         let dir = tempfile::tempdir().expect("a directory");
         let at = dir.path();
         let plan = at.join("plan");
-        frit::plan_dir::write(&plan, &compiled, Stored::Copy).map_err(|e| said(&e))?;
+        self.write(&compiled, &plan)?;
         let changes: Vec<&str> = self.data.iter().map(String::as_str).collect();
         let data = data::write(&compiled.plan, words.examples, &changes, at);
         let checkpoint =
@@ -248,7 +269,7 @@ pub(super) fn gradient(setup: &Setup) -> Result<(), String> {
     let dir = tempfile::tempdir().expect("a directory");
     let at = dir.path();
     let plan = at.join("plan");
-    frit::plan_dir::write(&plan, &compiled, Stored::Copy).map_err(|e| said(&e))?;
+    setup.write(&compiled, &plan)?;
     let data = data::write(&compiled.plan, setup.words("").examples, &[], at);
     let loss = |weights: Option<&PathBuf>, dump_grads: Option<PathBuf>| {
         let options = RunOptions {
