@@ -1,8 +1,10 @@
-//! Parquet files, NumPy files and folders: they train as the same examples do in one `.safetensors`, and damaged ones are refused.
+//! Parquet files, NumPy files and folders: they train as the same examples do in one `.safetensors`, and damaged ones are refused. Batches in
+//! memory of which the labels are misplaced are warned of.
 
 use crate::support::{Planned, file, plan};
-use frit_runtime::data::Source;
+use frit_runtime::data::{Batch, Element, Source};
 use frit_runtime::run::{RunOptions, run};
+use frit_runtime::trainer::{Trainer, TrainerOptions};
 use parquet::basic::Compression;
 use parquet::column::writer::ColumnWriter;
 use parquet::file::properties::WriterProperties;
@@ -252,4 +254,29 @@ fn arrays_of_tokens_are_windows_of_them() {
     assert_eq!(losses(&planned, path.clone()).expect("it trains"), expected);
     npy(&path, "<f4", &shape, &bytes(&ids, |x| f32::from(x).to_le_bytes()));
     assert!(losses(&planned, path).expect_err("floats").contains("no tensor"));
+}
+
+/// Of a loader's batches the first is looked at: whether its labels are the next tokens.
+#[test]
+fn a_trainer_warns_once_of_labels_at_other_places_than_the_next() {
+    let planned = plan("tests/museum/models/lm.json", 8, &["precision.compute=fp32"]);
+    let token = |at: usize| (at * at + 3 * at) as i64 % 11;
+    for (later, warnings) in [(0, 1), (1, 0), (2, 1)] {
+        let options = TrainerOptions { threads: Some(1), ..TrainerOptions::default() };
+        let trainer = Trainer::open(&planned.path(), options, &mut || ());
+        let mut trainer = trainer.unwrap_or_else(|e| panic!("{e}"));
+        let mut told = 0;
+        for _ in 0..2 {
+            let mut batch = Batch::default();
+            for (name, by) in [("input_ids", 0), ("labels", later)] {
+                let values = (0..8 * 6).map(|at| token(at / 6 * 9 + at % 6 + by));
+                let bytes: Vec<u8> = values.flat_map(i64::to_le_bytes).collect();
+                batch.add(name, Element::I64, vec![8, 6], bytes).expect("contiguous");
+            }
+            trainer.step(&batch, &mut || ()).unwrap_or_else(|e| panic!("{e}"));
+            told += trainer.take_warnings().iter().filter(|w| w.contains("`input_ids`")).count();
+        }
+        assert_eq!(told, warnings, "labels of tokens {later} places later");
+        trainer.close(&mut || ()).unwrap_or_else(|e| panic!("{e}"));
+    }
 }

@@ -16,9 +16,10 @@ pub(super) fn page(exhibits: &[Exhibit]) -> String {
     page.push_str(
         "\nTrainCheck (OSDI 2025) reproduced 20 errors; the list of its artifact, from which these entries come, names 18 of them, and its\n\
          documentation tells of others. TTrace (arXiv 2506.09280) found 14 bugs of Megatron-LM and TransformerEngine; its table was not at\n\
-         hand, so only those are entered under its name that its first author reported, or that other sources attribute to it. Reports of\n\
-         the same kinds are under their projects. The rest are issues and pull requests; pytorch#190626, which was asked for, could not be\n\
-         read. Links of one entry report the same mistake.\n",
+         hand. Entered under its name are the two that another source attributes to it (#599, #1446), the one that its first author reported\n\
+         (#1464), and one by the account that reported #1446 and a copy of #1464 (#1503); reports of the same kinds are under their projects.\n\
+         The rest are issues and pull requests; pytorch#190626, which users name as one of the worst, could not be read and is missing.\n\
+         Links of one entry report the same mistake.\n",
     );
     for status in Status::ALL {
         let of: Vec<&Exhibit> = exhibits.iter().filter(|e| e.status == status).collect();
