@@ -1,22 +1,27 @@
-//! The certificate of a plan: its model is compiled again, and every pass is held against what it must keep.
+//! The certificate of a plan: every pass of its trace is held against what it must keep.
 //!
-//! What a pass must keep is proved by `frit_verify`, which shares no code with the passes. The plan must then be, byte for byte but for
+//! The trace begins on the graph that is imported here. What a pass must keep is proved by `frit_verify`, which shares no code with the
+//! passes; none of them runs but those that are part of what a model means. The plan must then be, byte for byte but for
 //! machine code, what the last graph is lowered to; that lowering is covered by the proof of the plan (`frit_passes::verify_plan`).
 
-use crate::compilation::{Compiled, Observer, Request, compile};
+use crate::compilation::{Passed, Request, imported, lowered};
 use crate::config::Config;
 use crate::config::choices::{AdapterKind, BatchNorm};
 use crate::diagnostics::Report;
+use crate::pass_trace::{self, Stage};
+use crate::pipeline::{self, Options};
 use crate::statement;
 use frit_ir::plan::{Entry, KernelKind, Plan, layout};
-use frit_ir::{Graph, Origin};
+use frit_ir::{Code, Diagnostic, Graph, Origin};
+use frit_passes::loss::LossKind;
 use frit_passes::loss::evaluation::STATISTICS;
+use frit_passes::{Pass, PassContext, differentiate, index_ranges, loss, shard, update};
 use frit_passes::{adapter, documents, evaluate, fp8, loss_scale, sync_batch_norm};
-use frit_passes::{differentiate, loss, shard, update};
 use frit_verify::{Comparer, Difference, Ranks, Roundings, Unstated};
 use frit_verify::{gradient, on_large_stack, roundings, step};
 use serde::Serialize;
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::sync::Arc;
 use std::thread;
 
@@ -109,32 +114,62 @@ pub struct Plans<'a> {
     pub evaluation: Option<&'a Plan>,
 }
 
-/// Compiles again and checks every pass; with plans, also that they are what comes of it.
+/// Checks every pass of a trace that begins on a model, and that plans are what its last graphs are lowered to.
 ///
 /// # Errors
-/// Everything that is wrong with the model or the configuration.
+/// Everything that is wrong with the model or the configuration, and a trace that is not one of them.
 pub fn certify(
     request: &Request,
     config: &Config,
-    plans: Option<Plans>,
+    trace: &[u8],
+    plans: Plans,
 ) -> Result<Certificate, Report> {
-    let request = Request { without_code: true, evaluation: true, ..request.clone() };
-    let mut all = Steps { config, training: None, evaluation: None };
-    let compiled = compile(&request, config, &mut all)?;
-    let edited = match (plans, &compiled) {
-        (Some(plans), Some(compiled)) => self::edited(plans, compiled),
-        _ => vec![],
+    let imported = Arc::new(imported(request, config)?.graph);
+    let (stages, evaluation) = pass_trace::read(trace, &imported).map_err(another_trace)?;
+    let options = Options::new(config)?;
+    let adapted = stages.iter().rfind(|stage| stage.pass == adapter::INFO.name);
+    let adapted = adapted.map_or(&imported, |stage| &stage.graph).clone();
+    let trains = config.loss.kind != LossKind::None;
+    let training = Passes::new(imported, config, stages, &pipeline::all(&options, trains))?;
+    let evaluation = match plans.evaluation {
+        Some(_) => {
+            Some(Passes::new(adapted, config, evaluation, &pipeline::evaluation(&options))?)
+        }
+        None => None,
     };
-    drop(compiled);
-    let steps = |of: Option<Passes>| of.map_or(vec![], |passes| passes.done);
-    let outputs = all.training.as_ref().map_or(vec![], |p| roundings(&p.checker.before));
-    let (training, evaluation) = (steps(all.training), steps(all.evaluation));
-    let n = training.len();
-    let mut passes = checked(&training.into_iter().chain(evaluation).collect::<Vec<_>>());
-    let evaluation = passes.split_off(n);
-    let outputs = outputs.into_iter().map(rounded).collect();
-    Ok(Certificate { passes, evaluation, outputs, edited })
+    thread::scope(|scope| {
+        let training = &training;
+        let evaluation = &evaluation;
+        let lowered = move || -> Result<Vec<String>, Report> {
+            let evaluation = evaluation.as_ref().zip(plans.evaluation);
+            let (plan, other) = lowered(
+                request,
+                config,
+                training.passed(plans.plan),
+                evaluation.map(|(passes, plan)| passes.passed(plan)),
+            )?;
+            Ok(edited(plans, &plan, other.as_ref()))
+        };
+        let edited = scope.spawn(move || on_large_stack(lowered));
+        let outputs = roundings(&training.checker.before).into_iter().map(rounded).collect();
+        let evaluation = evaluation.as_ref().map_or(&[][..], |passes| &passes.done);
+        let all: Vec<&Step> = training.done.iter().chain(evaluation).collect();
+        let mut passes = checked(&all);
+        let evaluation = passes.split_off(training.done.len());
+        let edited = edited.join().expect("invariant: lowering does not panic")?;
+        Ok(Certificate { passes, evaluation, outputs, edited })
+    })
 }
+
+/// That a trace is not one of this model and configuration.
+fn another_trace(why: impl Display) -> Diagnostic {
+    let message = "the pass trace is not one of this model and configuration";
+    Diagnostic::error(Code::PlanEdited, message).note(why.to_string()).help(COMPILE_AGAIN)
+}
+
+/// What to do about a plan that cannot be certified.
+pub const COMPILE_AGAIN: &str =
+    "it was edited, or compiled by another version of frit: compile the model again";
 
 fn rounded(found: Roundings) -> Rounded {
     let operations = found.operations.into_iter();
@@ -159,12 +194,12 @@ const LISTED: usize = 3;
 
 impl Checker {
     /// For the compilation of an imported graph.
-    pub fn new(imported: Graph, config: &Config) -> Checker {
+    pub fn new(imported: Arc<Graph>, config: &Config) -> Checker {
         let (n, sharding) = (config.sharding.ranks, &config.sharding);
         let shards = sharding.strategy.shards(n, sharding.shard_group);
         let ranks = Ranks { shards, replicas: n / shards };
         Checker {
-            before: Arc::new(imported),
+            before: imported,
             with_gradients: None,
             config: config.clone(),
             ranks,
@@ -174,19 +209,11 @@ impl Checker {
 
     /// What a pass must keep.
     fn duty(&self, pass: &str, after: &Graph) -> Duty {
-        let config = &self.config;
-        let meaning = [
-            (evaluate::INFO.name, true),
-            (adapter::INFO.name, config.adapter.kind != AdapterKind::None),
-            (documents::INFO.name, config.data.document_separator.is_some()),
-            (sync_batch_norm::INFO.name, config.model.batch_norm == BatchNorm::Sync),
-            (fp8::INFO.name, config.precision.fp8),
-        ];
         let stated = [loss::INFO, differentiate::INFO, loss_scale::INFO, update::INFO, shard::INFO];
         match () {
-            () if *self.before == *after => Duty::Nothing(Verdict::Unchanged),
-            () if meaning.contains(&(pass, true)) => Duty::Nothing(Verdict::Assumed),
             () if stated.iter().any(|info| info.name == pass) => Duty::Statement,
+            () if *self.before == *after => Duty::Nothing(Verdict::Unchanged),
+            () if is_meant(pass, &self.config) => Duty::Nothing(Verdict::Assumed),
             () => Duty::Outputs,
         }
     }
@@ -227,7 +254,7 @@ impl Checker {
         let after = Arc::new(graph.clone());
         let step = Step { before: self.clone(), pass: pass.into(), after: after.clone() };
         self.advance(pass, after);
-        let found = checked(&[step]);
+        let found = checked(&[&step]);
         found.into_iter().next().expect("invariant: one verdict for each pass")
     }
 
@@ -267,40 +294,83 @@ impl Step {
     }
 }
 
+/// Whether what a pass does is part of what the model means.
+fn is_meant(pass: &str, config: &Config) -> bool {
+    let meaning = [
+        (evaluate::INFO.name, true),
+        (adapter::INFO.name, config.adapter.kind != AdapterKind::None),
+        (documents::INFO.name, config.data.document_separator.is_some()),
+        (sync_batch_norm::INFO.name, config.model.batch_norm == BatchNorm::Sync),
+        (fp8::INFO.name, config.precision.fp8),
+    ];
+    meaning.contains(&(pass, true))
+}
+
 /// Passes that follow each other.
 struct Passes {
     /// After the last of them.
     checker: Checker,
     done: Vec<Step>,
+    /// What those found that run again.
+    context: PassContext,
+    /// Elements of the loss of a micro-step.
+    loss_elements: usize,
 }
 
-/// All passes of a compilation.
-struct Steps<'a> {
-    config: &'a Config,
-    training: Option<Passes>,
-    /// Those of the evaluation beside it.
-    evaluation: Option<Passes>,
-}
-
-impl Observer for Steps<'_> {
-    fn begin(&mut self, evaluation: bool, graph: &Graph) -> bool {
-        let passes = if evaluation { &mut self.evaluation } else { &mut self.training };
-        *passes = Some(Passes { checker: Checker::new(graph.clone(), self.config), done: vec![] });
-        true
+impl Passes {
+    /// The passes of a trace, which are those of the configuration but for disabled ones. Those that are part of what the model means,
+    /// and the one that looks for indices, must make what they made.
+    fn new(
+        begin: Arc<Graph>,
+        config: &Config,
+        stages: Vec<Stage>,
+        passes: &[Box<dyn Pass>],
+    ) -> Result<Passes, Report> {
+        let name = |pass: &Box<dyn Pass>| pass.info().name;
+        let ran: BTreeSet<&str> = stages.iter().map(|stage| stage.pass.as_str()).collect();
+        let disabled = passes.iter().map(name).filter(|pass| !ran.contains(pass));
+        let disabled: Vec<String> = disabled.map(str::to_string).collect();
+        let contracts: Vec<_> = passes.iter().map(|pass| pass.info()).collect();
+        pipeline::check(&contracts, &disabled, None).map_err(|e| another_trace(e.message))?;
+        let enabled: Vec<&Box<dyn Pass>> =
+            passes.iter().filter(|pass| ran.contains(name(pass))).collect();
+        let is_same = enabled.iter().map(|pass| name(pass)).eq(stages.iter().map(|s| &*s.pass));
+        if !is_same || disabled.iter().any(|pass| is_meant(pass, config)) {
+            return Err(another_trace("its passes are not those of this configuration").into());
+        }
+        let checker = Checker::new(begin, config);
+        let mut all = Passes { checker, done: vec![], context: PassContext::default(), loss_elements: 0 };
+        for (pass, Stage { pass: name, graph }) in enabled.into_iter().zip(stages) {
+            let before = &all.checker.before;
+            if name == differentiate::INFO.name {
+                all.loss_elements = loss::capacity(before).unwrap_or(0);
+            }
+            if is_meant(&name, config) || name == index_ranges::INFO.name {
+                let mut made = Graph::clone(before);
+                pass.run(&mut made, &mut all.context)?;
+                if !made.is_like(&graph) {
+                    let why = format!("pass `{name}` makes something else of the graph before it");
+                    return Err(another_trace(why).into());
+                }
+            }
+            let before = all.checker.clone();
+            all.done.push(Step { before, pass: name.clone(), after: graph.clone() });
+            all.checker.advance(&name, graph);
+        }
+        Ok(all)
     }
 
-    fn after(&mut self, _: usize, pass: &str, graph: &Graph) {
-        let passes = self.evaluation.as_mut().or(self.training.as_mut());
-        let Passes { checker, done } = passes.expect("invariant: passes begin");
-        let same = *checker.before == *graph;
-        let after = if same { checker.before.clone() } else { Arc::new(graph.clone()) };
-        done.push(Step { before: checker.clone(), pass: pass.into(), after: after.clone() });
-        checker.advance(pass, after);
+    /// What is lowered to this plan.
+    fn passed<'a>(&'a self, plan: &'a Plan) -> Passed<'a> {
+        let PassContext { index_ranges, metrics, .. } = &self.context;
+        let (index_ranges, metrics) = (index_ranges.clone(), metrics.clone());
+        let context = PassContext { index_ranges, metrics, ..PassContext::default() };
+        Passed { graph: &self.checker.before, context, loss_elements: self.loss_elements, plan }
     }
 }
 
 /// What is known of each of these, of which none needs another: rounded numbers in one thread, and real ones in another.
-fn checked(steps: &[Step]) -> Vec<Checked> {
+fn checked(steps: &[&Step]) -> Vec<Checked> {
     let duties: Vec<Duty> = steps.iter().map(|s| s.before.duty(&s.pass, &s.after)).collect();
     let (sender, not_equal) = std::sync::mpsc::channel::<(usize, Vec<Difference>)>();
     let outputs = steps.iter().zip(&duties).enumerate();
@@ -363,24 +433,21 @@ fn words(difference: &Difference) -> String {
     }
 }
 
-/// Fields in which plans differ from compiled ones, but for generated code and the values of parameters.
-pub fn edited(plans: Plans, compiled: &Compiled) -> Vec<String> {
-    let mut different = fields(plans.plan, &compiled.plan);
-    match (plans.evaluation, &compiled.evaluation) {
-        (Some(plan), Some(compiled)) => {
-            let fields = fields(plan, &compiled.plan).into_iter();
-            different.extend(fields.map(|field| format!("{}/{field}", layout::EVALUATION)));
-        }
-        (Some(_), None) => different.push(layout::EVALUATION.into()),
-        (None, _) => {}
+/// Fields in which plans differ from lowered ones, but for generated code, the values of parameters and what is
+/// only told: the version of the compiler, remarks, advice and sums of bytes.
+pub fn edited(plans: Plans, lowered: &Plan, evaluation: Option<&Plan>) -> Vec<String> {
+    let mut different = fields(plans.plan, lowered);
+    if let Some((plan, lowered)) = plans.evaluation.zip(evaluation) {
+        let fields = fields(plan, lowered).into_iter();
+        different.extend(fields.map(|field| format!("{}/{field}", layout::EVALUATION)));
     }
     different
 }
 
-/// Fields in which a plan differs from a compiled one.
-fn fields(plan: &Plan, compiled: &Plan) -> Vec<String> {
-    // Values are in files that the digests of the plan verify.
+/// Fields in which a plan differs from a lowered one.
+fn fields(plan: &Plan, lowered: &Plan) -> Vec<String> {
     let json = |mut plan: Plan| {
+        // Values are in files that the digests of the plan verify.
         plan.object = None;
         plan.params.iter_mut().for_each(|param| param.digest = None);
         plan.constants.iter_mut().for_each(|constant| constant.digest = None);
@@ -389,8 +456,18 @@ fn fields(plan: &Plan, compiled: &Plan) -> Vec<String> {
             _ => serde_json::Map::new(),
         }
     };
-    let (mut plan, mut compiled) = (plan.clone(), compiled.clone());
-    for (found, expected) in plan.kernels.iter_mut().zip(&mut compiled.kernels) {
+    let mut lowered = Plan {
+        frit_version: plan.frit_version.clone(),
+        cast_baseline: plan.cast_baseline,
+        model_bytes: plan.model_bytes,
+        least_bytes: plan.least_bytes,
+        pass_trace: plan.pass_trace.clone(),
+        reports: plan.reports.clone(),
+        lints: plan.lints.clone(),
+        ..lowered.clone()
+    };
+    let mut plan = plan.clone();
+    for (found, expected) in plan.kernels.iter_mut().zip(&mut lowered.kernels) {
         // Code is not generated again. That of a kernel is found by a digest of its body and of how it is called.
         if expected.entry == Entry::Interpreter && found.kind() == KernelKind::Generated {
             for kernel in [found, expected] {
@@ -398,7 +475,7 @@ fn fields(plan: &Plan, compiled: &Plan) -> Vec<String> {
             }
         }
     }
-    let (found, expected) = (json(plan), json(compiled));
+    let (found, expected) = (json(plan), json(lowered));
     let differs = |key: &&String| found.get(*key) != expected.get(*key);
     let keys: BTreeSet<&String> = found.keys().chain(expected.keys()).collect();
     keys.into_iter().filter(differs).cloned().collect()

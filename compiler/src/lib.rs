@@ -14,6 +14,7 @@ pub mod import;
 pub mod lints;
 pub mod losses;
 pub mod metrics;
+pub mod pass_trace;
 pub mod pipeline;
 pub mod plan_dir;
 pub mod policy;

@@ -218,6 +218,11 @@ fn padding(o: &Options) -> PadTensorCores {
 
 /// The contracts of all passes of a compilation, in order.
 pub fn contracts(o: &Options, trains: bool) -> Vec<&'static PassInfo> {
+    all(o, trains).iter().map(|p| p.info()).collect()
+}
+
+/// All passes of a compilation, in order, as far as the configuration determines them.
+pub(crate) fn all(o: &Options, trains: bool) -> Vec<Box<dyn Pass>> {
     let mut passes = adaptation(o);
     passes.extend(if trains { forward(o) } else { evaluation(o) });
     if trains {
@@ -226,7 +231,7 @@ pub fn contracts(o: &Options, trains: bool) -> Vec<&'static PassInfo> {
         let chunk_loss = ChunkLoss { chunks: o.chunks, device: Device::cpu("") };
         passes.extend(distribution(o, chunk_loss, Recompute::NONE, &BTreeSet::new()));
     }
-    passes.iter().map(|p| p.info()).collect()
+    passes
 }
 
 /// Checks that the requirements of every enabled pass, and of lowering unless compilation stops earlier, are met.

@@ -28,7 +28,7 @@ pub enum Stored {
 /// # Errors
 /// If the file system refuses, or `path` exists and is no plan.
 pub fn write(path: &Path, compiled: &Compiled, stored: Stored) -> Result<(), Report> {
-    let Compiled { plan, object, weights, constants, evaluation, source } = compiled;
+    let Compiled { plan, object, weights, constants, evaluation, source, pass_trace } = compiled;
     let references = (stored == Stored::Reference).then(|| references(plan, weights));
     let referenced = references.iter().flat_map(|r| &r.tensors).map(|r| r.name);
     let mut elsewhere: BTreeSet<&str> = referenced.collect();
@@ -42,6 +42,7 @@ pub fn write(path: &Path, compiled: &Compiled, stored: Stored) -> Result<(), Rep
     let contents = Contents {
         plan: training,
         evaluation: evaluation.map(|e| part(&e.plan, &e.object, &e.constants, &elsewhere)),
+        pass_trace,
         source: vec![
             (layout::CONFIGURATION, plan.config.as_bytes()),
             (layout::ORIGIN, source.origin.as_bytes()),

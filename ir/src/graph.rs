@@ -405,6 +405,36 @@ impl Graph {
         })
     }
 
+    /// Whether two graphs have the same nodes in the same order, and the same outputs; ids may differ.
+    pub fn is_like(&self, other: &Graph) -> bool {
+        let mut same: HashMap<ValueId, ValueId> = HashMap::new();
+        let is_same = |same: &HashMap<ValueId, ValueId>, a: &[ValueId], b: &[ValueId]| {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same.get(a) == Some(b))
+        };
+        let named = |graph: &Graph, values: &[ValueId]| -> Vec<Option<Arc<str>>> {
+            values.iter().map(|v| graph.value(*v).name.clone()).collect()
+        };
+        for ((_, a), (_, b)) in self.nodes().zip(other.nodes()) {
+            let alike = (&a.op, &a.origin, a.region) == (&b.op, &b.origin, b.region)
+                && is_same(&same, &a.inputs, &b.inputs)
+                && named(self, &a.outputs) == named(other, &b.outputs);
+            if !alike {
+                return false;
+            }
+            same.extend(a.outputs.iter().copied().zip(b.outputs.iter().copied()));
+        }
+        let alike = |(a, b): (&Output, &Output)| {
+            let kinds = match (a.kind, b.kind) {
+                (OutputKind::Carry(a), OutputKind::Carry(b)) => is_same(&same, &[a], &[b]),
+                (a, b) => a == b,
+            };
+            kinds && a.name == b.name && is_same(&same, &[a.value], &[b.value])
+        };
+        (&self.name, self.world_size, self.len()) == (&other.name, other.world_size, other.len())
+            && self.outputs.len() == other.outputs.len()
+            && self.outputs.iter().zip(&other.outputs).all(alike)
+    }
+
     /// The constant that defines the value, if it is one.
     pub fn constant(&self, id: ValueId) -> Option<&crate::Tensor> {
         match &self.def(id).op {

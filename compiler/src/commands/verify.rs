@@ -1,13 +1,14 @@
 //! `frit verify`: verifies a plan, that the files beside it are the compiled ones, and that it is what its model compiles to.
 
-use crate::certificate::{Certificate, Checked, Plans, Rounded, Verdict, certify};
+use crate::certificate::{COMPILE_AGAIN, Certificate, Checked, Plans, Rounded, Verdict, certify};
 use crate::diagnostics::Report;
 use crate::plan_dir;
 use crate::repeat::Repeat;
 use frit_ir::plan::{Plan, layout};
 use frit_ir::{Code, Diagnostic};
 use frit_passes::verify_plan::{verify_evaluation, verify_plan};
-use frit_runtime::plan_dir::verify_files;
+use frit_runtime::RunError;
+use frit_runtime::plan_dir::{read_pass_trace, verify_files};
 use frit_runtime::progress::Heartbeat;
 use indicatif::ProgressBar;
 use serde::Serialize;
@@ -22,9 +23,9 @@ use std::time::Duration;
   frit verify plan --quick
   frit verify plan --json | jq '.certificate.passes[] | select(.verdict == \"not_shown\")'
 
-The tasks of the plan are proved to compute the step that it declares. Then its model is compiled again, and of every pass it
-is proved that loss, gradients, update and statistics are those of the model (docs/verification.md). A pass of
-which this cannot be shown is listed; that is no error. A plan that differs from what its model compiles to is one, with exit code 1.")]
+The tasks of the plan are proved to compute the step that it declares. Then its model is imported, and of every pass it is proved, from
+the graphs that the plan has kept, that loss, gradients, update and statistics are those of the model (docs/verification.md). A pass of
+which this cannot be shown is listed; that is no error. A plan that is not what these graphs are lowered to is one, with exit code 1.")]
 pub struct Args {
     /// The plan directory.
     pub plan: PathBuf,
@@ -88,6 +89,10 @@ pub fn certified(
     allow_external_data: bool,
 ) -> Result<Certificate, Report> {
     let plan = plan_dir::read(dir)?;
+    let trace = read_pass_trace(dir, &plan).map_err(changed)?.ok_or_else(|| {
+        let message = format!("{} has no trace of the passes that made it", dir.display());
+        Diagnostic::error(Code::PlanEdited, message).help(COMPILE_AGAIN)
+    })?;
     let evaluation = dir.join(layout::EVALUATION);
     let evaluation = if evaluation.exists() { Some(plan_dir::read(&evaluation)?) } else { None };
     let scratch = tempfile::tempdir().map_err(|e| {
@@ -96,7 +101,7 @@ pub fn certified(
     let to = scratch.path().join("model");
     let again = Repeat::of(dir, &plan, model, &to, allow_external_data)?;
     let plans = Plans { plan: &plan, evaluation: evaluation.as_ref() };
-    let certificate = certify(&again.request, &again.config, Some(plans))?;
+    let certificate = certify(&again.request, &again.config, &trace, plans)?;
     if certificate.edited.is_empty() {
         return Ok(certificate);
     }
@@ -104,7 +109,7 @@ pub fn certified(
     let different = certificate.edited.join(", ");
     Err(Diagnostic::error(Code::PlanEdited, message)
         .note(format!("these parts of plan.json differ: {different}"))
-        .help("it was edited, or compiled by another version of frit: compile the model again")
+        .help(COMPILE_AGAIN)
         .into())
 }
 
@@ -158,15 +163,18 @@ fn roundings(outputs: &[Rounded]) -> String {
     text
 }
 
+/// That a file of a plan is not what it was.
+fn changed(error: RunError) -> Diagnostic {
+    Diagnostic::error(Code::PlanChanged, error.to_string())
+}
+
 /// Verifies the plan of a plan directory and its evaluation, and the files beside them.
 ///
 /// # Errors
 /// The invariants that do not hold, or the file that was changed.
 pub fn verify(dir: &Path) -> Result<Vec<Sound>, Report> {
     let refuse = |diagnostics| Report { diagnostics };
-    let files = |dir: &Path, plan: &Plan| {
-        verify_files(dir, plan).map_err(|e| Diagnostic::error(Code::PlanChanged, e.to_string()))
-    };
+    let files = |dir: &Path, plan: &Plan| verify_files(dir, plan).map_err(changed);
     let sound = |dir: &Path, plan: &Plan| Sound { plan: dir.into(), tasks: plan.tasks.len() };
     let plan = plan_dir::read(dir)?;
     verify_plan(&plan).map_err(refuse)?;

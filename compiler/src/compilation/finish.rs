@@ -14,10 +14,7 @@ impl Compilation<'_> {
     /// Writes data order, remarks of the passes and findings into the plan.
     pub(super) fn describe(&mut self, made: &mut Made) -> Result<(), Report> {
         let (config, plan) = (self.setup.config, &mut made.plan);
-        plan.shuffle = config.data.shuffle;
-        plan.drop_last = config.data.drop_last;
-        let validation = &config.data.validation;
-        plan.validation = (validation != "none").then(|| validation.clone());
+        self.setup.order_data(plan);
         plan.cast_baseline = self.context.cast_baseline.unwrap_or_default();
         let offload = self.saving_reason.take().into_iter().chain(self.offloaded(plan)).collect();
         self.remark("offload", offload);

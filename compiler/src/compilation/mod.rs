@@ -7,6 +7,7 @@
 mod evaluation;
 mod finish;
 mod gathers;
+mod lowered;
 mod passes;
 mod plan;
 mod saving;
@@ -16,9 +17,10 @@ use crate::config::Config;
 use crate::config::choices::Prefetch;
 use crate::diagnostics::Report;
 use crate::import::Imported;
+use crate::pass_trace::Recorder;
 use crate::source::Source;
 use crate::weights::Weights;
-use frit_ir::plan::{PassReport, Plan};
+use frit_ir::plan::{PassReport, Plan, sha256_hex};
 use frit_ir::{Graph, Tensor};
 use frit_passes::PassContext;
 use frit_passes::model_traffic::Traffic;
@@ -31,6 +33,7 @@ use setup::Setup;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+pub use lowered::{Passed, lowered};
 pub use passes::IMPORT;
 
 /// Options of one compilation.
@@ -94,6 +97,8 @@ pub struct Compiled {
     pub evaluation: Option<Evaluation>,
     /// The model that the plan was compiled from.
     pub source: Source,
+    /// The file with the graph after every pass.
+    pub pass_trace: Vec<u8>,
 }
 
 /// The evaluation of a model that trains: the same parameters, in the same units and precision.
@@ -130,17 +135,20 @@ fn compiled(
 ) -> Result<Compiled, End> {
     let setup = Setup::new(request, config)?;
     let mut imported = setup.import()?;
-    let mut compilation = Compilation::of_model(&setup, &mut imported, Some(observer));
+    let mut recorder = Recorder::new(observer);
+    let mut compilation = Compilation::of_model(&setup, &mut imported, Some(&mut recorder));
     compilation.all_passes(&imported.weights)?;
     compilation.stage("schedule, memory and machine code")?;
     let mut made = compilation.generate(compilation.arrange()?)?;
     compilation.describe(&mut made)?;
     let evaluation = compilation.evaluation(&made.plan)?;
     compilation.stage("proof")?;
-    let Made { plan, object, constants, .. } = made;
+    let Made { mut plan, object, constants, .. } = made;
     finish::prove(&plan, evaluation.as_ref())?;
     let source = setup.source(&plan, &imported.ties, &compilation.context.adapters)?;
-    Ok(Compiled { plan, object, weights: imported.weights, constants, evaluation, source })
+    let (weights, pass_trace) = (imported.weights, recorder.finish());
+    plan.pass_trace = Some(sha256_hex(&pass_trace));
+    Ok(Compiled { plan, object, weights, constants, evaluation, source, pass_trace })
 }
 
 /// Reads the model of a request as its compilation does.

@@ -85,6 +85,13 @@ impl<'a> Setup<'a> {
         import::load(&request.model, &options)
     }
 
+    /// Writes into a plan which data it takes, in which order.
+    pub(super) fn order_data(&self, plan: &mut Plan) {
+        let data = &self.config.data;
+        (plan.shuffle, plan.drop_last) = (data.shuffle, data.drop_last);
+        plan.validation = (data.validation != "none").then(|| data.validation.clone());
+    }
+
     /// The model's source as stored in the plan.
     pub(super) fn source(
         &self,

@@ -12,6 +12,8 @@ pub const REFERENCES: &str = "weights.json";
 pub const KERNELS: &str = "kernels";
 /// The plan directory of the evaluation, within that of the training.
 pub const EVALUATION: &str = "eval";
+/// The graph after every pass.
+pub const PASS_TRACE: &str = "passes.json.gz";
 /// The folder of the model and its configuration, of which every checkpoint has a copy.
 pub const SOURCE: &str = "source";
 /// The resolved configuration, in [`SOURCE`].

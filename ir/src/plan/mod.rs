@@ -146,6 +146,9 @@ pub struct Plan {
     /// The part of them that no fusion of elementwise operations keeps out of memory.
     #[serde(default)]
     pub least_bytes: u64,
+    /// SHA-256 of the file with the graph after every pass; absent from the evaluation beside a training, whose graphs are there too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pass_trace: Option<String>,
     /// Results of an evaluation plan, whose only phase is `eval`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval: Option<EvalSpec>,

@@ -308,6 +308,7 @@ impl<'a> Lowering<'a> {
             cast_baseline: Default::default(),
             model_bytes: 0,
             least_bytes: 0,
+            pass_trace: None,
             eval: None,
             reports: vec![],
             lints: vec![],

@@ -174,6 +174,21 @@ fn read_object(dir: &Path, object: &ObjectFile) -> Result<(PathBuf, Vec<u8>), Ru
     Err(RunError::Plan { path, reason })
 }
 
+/// The graphs after every pass, as a file of the plan directory; `None` if the plan has none.
+///
+/// # Errors
+/// If the file is missing or was changed.
+pub fn read_pass_trace(dir: &Path, plan: &Plan) -> Result<Option<Vec<u8>>, RunError> {
+    let Some(digest) = &plan.pass_trace else { return Ok(None) };
+    let path = dir.join(layout::PASS_TRACE);
+    let bytes = std::fs::read(&path).map_err(RunError::io(&path))?;
+    if sha256_hex(&bytes) == *digest {
+        return Ok(Some(bytes));
+    }
+    let reason = "changed after it was compiled; compile again".into();
+    Err(RunError::Plan { path, reason })
+}
+
 /// Checks the other files of a plan directory without executing them: generated kernels, which must include every one
 /// that the plan calls, and all weights.
 ///
@@ -191,6 +206,7 @@ pub fn verify_files(dir: &Path, plan: &Plan) -> Result<(), RunError> {
             return Err(RunError::Plan { path, reason });
         }
     }
+    read_pass_trace(dir, plan)?;
     let training = dir.join("..");
     let is_part = dir.ends_with(layout::EVALUATION) && is_plan(&training);
     Values::load(dir, plan, is_part.then_some(training.as_path()))?.compare_all()

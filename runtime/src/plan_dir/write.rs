@@ -21,6 +21,8 @@ pub struct Contents<'a> {
     pub plan: Part<'a>,
     /// The evaluation of a plan that trains.
     pub evaluation: Option<Part<'a>>,
+    /// The graph after every pass.
+    pub pass_trace: &'a [u8],
     /// The model and its configuration: files by name.
     pub source: Vec<(&'a str, &'a [u8])>,
     /// Parameters that the plan reads from the model's own files.
@@ -106,6 +108,7 @@ impl Contents<'_> {
         for (name, bytes) in &self.source {
             put(&source.join(name), bytes)?;
         }
+        put(&dir.join(layout::PASS_TRACE), self.pass_trace)?;
         let mut digests = Digests::new();
         if let Some(references) = &self.references {
             let path = dir.join(layout::REFERENCES);

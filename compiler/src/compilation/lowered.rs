@@ -1,0 +1,65 @@
+//! The plan that a graph is lowered to which passes made before, for the certificate of that plan.
+
+use super::saving::Saving;
+use super::{Compilation, Request, Setup};
+use crate::config::Config;
+use crate::diagnostics::Report;
+use frit_ir::Graph;
+use frit_ir::plan::{Arena, BufferId, Plan};
+use frit_passes::PassContext;
+use frit_passes::offload::Offload;
+
+/// A graph after all passes, and what lowering it takes besides.
+#[derive(Debug)]
+pub struct Passed<'a> {
+    /// The graph.
+    pub graph: &'a Graph,
+    /// The ranges of inputs and the metrics of an evaluation, as their passes found them.
+    pub context: PassContext,
+    /// Elements that the loss sums in a micro-step; 0 without a loss.
+    pub loss_elements: usize,
+    /// The plan that is compared with what it is lowered to, which decides the names of units and what is offloaded: the proof of a
+    /// plan covers both.
+    pub plan: &'a Plan,
+}
+
+/// The plan of a model, and of the evaluation beside its training, without machine code.
+///
+/// # Errors
+/// If the graphs cannot be lowered with this configuration.
+pub fn lowered(
+    request: &Request,
+    config: &Config,
+    passed: Passed,
+    evaluation: Option<Passed>,
+) -> Result<(Plan, Option<Plan>), Report> {
+    let request = &Request { without_code: true, ..request.clone() };
+    let setup = Setup::new(request, config)?;
+    let mut plan = one(&setup, passed, None)?;
+    setup.order_data(&mut plan);
+    let evaluation = evaluation.map(|passed| one(&setup, passed, Some(&plan))).transpose()?;
+    Ok((plan, evaluation))
+}
+
+fn one(setup: &Setup, passed: Passed, trained: Option<&Plan>) -> Result<Plan, Report> {
+    let Passed { graph, context, loss_elements, plan } = passed;
+    let saving = Saving { offload: offload(trained.unwrap_or(plan)), ..Saving::default() };
+    let compilation = Compilation {
+        context: PassContext { units: plan.units.clone(), ..context },
+        loss_elements,
+        saving,
+        trained,
+        ..Compilation::new(setup, graph.clone())
+    };
+    Ok(compilation.generate(compilation.arrange()?)?.plan)
+}
+
+/// What a plan keeps in host memory.
+fn offload(plan: &Plan) -> Offload {
+    let rests = |buffer: BufferId| plan.buffers[buffer].arena == Arena::Host;
+    match () {
+        () if plan.groups.iter().any(|group| rests(group.master)) => Offload::Parameters,
+        () if plan.buffers.iter().any(|buffer| buffer.arena == Arena::Host) => Offload::Optimizer,
+        () => Offload::None,
+    }
+}
