@@ -132,9 +132,7 @@ pub fn certify(
     let trains = config.loss.kind != LossKind::None;
     let training = Passes::new(imported, config, stages, &pipeline::all(&options, trains))?;
     let evaluation = match plans.evaluation {
-        Some(_) => {
-            Some(Passes::new(adapted, config, evaluation, &pipeline::evaluation(&options))?)
-        }
+        Some(_) => Some(Passes::new(adapted, config, evaluation, &pipeline::evaluation(&options))?),
         None => None,
     };
     thread::scope(|scope| {
@@ -339,7 +337,8 @@ impl Passes {
             return Err(another_trace("its passes are not those of this configuration").into());
         }
         let checker = Checker::new(begin, config);
-        let mut all = Passes { checker, done: vec![], context: PassContext::default(), loss_elements: 0 };
+        let mut all =
+            Passes { checker, done: vec![], context: PassContext::default(), loss_elements: 0 };
         for (pass, Stage { pass: name, graph }) in enabled.into_iter().zip(stages) {
             let before = &all.checker.before;
             if name == differentiate::INFO.name {

@@ -3,8 +3,8 @@
 use crate::pairs::rows;
 use crate::simulate::frit;
 use crate::support::{file, plan};
-use frit::certificate::{Checker, Plans, Verdict, certify, edited};
-use frit::compilation::{Observer, Request, compile, imported};
+use frit::certificate::{Certificate, Checker, Plans, Verdict, certify, edited};
+use frit::compilation::{Compiled, Observer, Request, compile, imported};
 use frit::config::Config;
 use frit::plan_dir;
 use frit_ir::interpret::{Options, leaf_key, run_ranks};
@@ -15,17 +15,38 @@ use frit_passes::verify_plan::verify_plan;
 use serde_json::Value;
 use std::collections::HashMap;
 
-fn configured(model: &str, batch: usize, settings: &[&str]) -> (Request, Config) {
+pub(crate) fn configured(model: &str, batch: usize, settings: &[&str]) -> (Request, Config) {
     let settings: Vec<String> = settings.iter().map(|s| s.to_string()).collect();
     let config = Config::parse("", "train.toml", &settings).unwrap_or_else(|e| panic!("{e}"));
     let binds = [("batch".to_string(), batch)].into();
     (Request { model: file(model), binds, ..Request::default() }, config)
 }
 
+/// A compilation with its evaluation and without machine code.
+pub(crate) fn compiled(request: &Request, config: &Config) -> Compiled {
+    let request = Request { without_code: true, evaluation: true, ..request.clone() };
+    let compiled = compile(&request, config, &mut ());
+    compiled.unwrap_or_else(|e| panic!("{}: {e}", request.model.display())).expect("a plan")
+}
+
+/// The plans of a compilation.
+pub(crate) fn plans(compiled: &Compiled) -> Plans<'_> {
+    Plans { plan: &compiled.plan, evaluation: compiled.evaluation.as_ref().map(|e| &e.plan) }
+}
+
+/// The certificate of a compilation.
+fn certified(request: &Request, config: &Config) -> Certificate {
+    let compiled = compiled(request, config);
+    let found = certify(request, config, &compiled.pass_trace, plans(&compiled));
+    let found = found.unwrap_or_else(|e| panic!("{}: {e}", request.model.display()));
+    assert_eq!(found.edited, Vec::<String>::new(), "{}", request.model.display());
+    found
+}
+
 /// The passes of which nothing is known, with what is not known.
 fn open(model: &str, batch: usize, settings: &[&str]) -> Vec<String> {
     let (request, config) = configured(model, batch, settings);
-    let found = certify(&request, &config, None).unwrap_or_else(|e| panic!("{model}: {e}"));
+    let found = certified(&request, &config);
     assert!(found.passes.iter().any(|p| p.verdict == Verdict::AsStated), "{model}");
     assert!(!found.evaluation.is_empty(), "{model}");
     let open = found.open().into_iter();
@@ -150,7 +171,7 @@ fn feeds(graph: &Graph, rank: usize) -> HashMap<String, Tensor> {
 }
 
 /// The outputs of a graph on three ranks, as numbers.
-fn numbers(graph: &Graph, options: Options) -> Option<Vec<Vec<f64>>> {
+pub(crate) fn numbers(graph: &Graph, options: Options) -> Option<Vec<Vec<f64>>> {
     let ranks: Vec<_> = (0..3).map(|rank| feeds(graph, rank)).collect();
     let found = run_ranks(graph, &ranks, options).ok()?;
     let outputs = found.into_iter().flatten().map(|(_, tensor)| tensor.to_f64s());
@@ -253,7 +274,7 @@ fn changed_graphs_are_not_certified() {
         let request = Request { without_code: true, ..request };
         compile(&request, &config, &mut trace).unwrap_or_else(|e| panic!("{model}: {e}"));
         let first = imported(&request, &config).unwrap_or_else(|e| panic!("{model}: {e}")).graph;
-        let mut checker = Checker::new(first, &config);
+        let mut checker = Checker::new(first.into(), &config);
         for (pass, graph) in &trace.0 {
             let expected = numbers(graph, Options::EXACT);
             for _ in 0..150 {
@@ -319,7 +340,7 @@ fn additional_roundings_are_seen() {
         let mut trace = Trace::default();
         compile(&request, &config, &mut trace).unwrap_or_else(|e| panic!("{e}"));
         let first = imported(&request, &config).unwrap_or_else(|e| panic!("{e}")).graph;
-        let mut checker = Checker::new(first, &config);
+        let mut checker = Checker::new(first.into(), &config);
         for (pass, graph) in &trace.0 {
             let before = checker.clone();
             let verdict = checker.check(pass, graph).verdict;
@@ -352,7 +373,7 @@ fn additional_roundings_are_seen() {
 fn outputs_say_where_they_are_rounded() {
     let of = |precision| {
         let (request, config) = configured("tests/museum/models/lm.json", 2, &[precision]);
-        let found = certify(&request, &config, None).unwrap_or_else(|e| panic!("{e}"));
+        let found = certified(&request, &config);
         let loss = found.outputs.into_iter().find(|o| o.output == "metric loss");
         loss.expect("the loss").operations
     };
@@ -368,7 +389,7 @@ fn edit(graph: &Graph, mutant: &Graph) -> String {
     different.map_or_else(String::new, |(a, b)| format!("{a}\n{b}"))
 }
 
-fn near(a: &[f64], b: &[f64]) -> bool {
+pub(crate) fn near(a: &[f64], b: &[f64]) -> bool {
     let size = a.iter().map(|x| x.abs()).fold(0.0, f64::max);
     a.len() == b.len()
         && a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-4 * size || (a.is_nan() && b.is_nan()))
@@ -377,27 +398,24 @@ fn near(a: &[f64], b: &[f64]) -> bool {
 #[test]
 fn an_edited_plan_is_not_what_its_model_compiles_to() {
     let (request, config) = configured("tests/models/mlp/model.onnx", 4, &["sharding.ranks=2"]);
-    let request = Request { evaluation: true, ..request };
-    let compiled = compile(&request, &config, &mut ()).unwrap_or_else(|e| panic!("{e}"));
-    let compiled = compiled.expect("a plan");
-    let evaluation = compiled.evaluation.as_ref().expect("an evaluation");
-    let edited_with = |plan: &Plan, evaluation: Option<&Plan>| {
-        let plans = Plans { plan, evaluation };
-        certify(&request, &config, Some(plans)).unwrap_or_else(|e| panic!("{e}")).edited
+    let compiled = compiled(&request, &config);
+    let edited = |plans: Plans| {
+        let found = certify(&request, &config, &compiled.pass_trace, plans);
+        found.unwrap_or_else(|e| panic!("{e}")).edited
     };
-    let edited = |plan: &Plan| edited_with(plan, Some(&evaluation.plan));
-    let mut plan = compiled.plan.clone();
-    assert_eq!(edited_with(&plan, None), Vec::<String>::new());
-    let mut other = evaluation.plan.clone();
+    let all = plans(&compiled);
+    assert_eq!(edited(all), Vec::<String>::new());
+    assert_eq!(edited(Plans { evaluation: None, ..all }), Vec::<String>::new());
+    let mut other = all.evaluation.expect("an evaluation").clone();
     other.tasks.reverse();
-    assert_eq!(edited_with(&plan, Some(&other)), ["eval/tasks"]);
-    assert_eq!(edited(&plan), Vec::<String>::new());
-    plan.loss_capacity += 1;
-    assert_eq!(edited(&plan), ["loss_capacity"]);
+    assert_eq!(edited(Plans { evaluation: Some(&other), ..all }), ["eval/tasks"]);
 
+    let mut plan = compiled.plan.clone();
+    plan.loss_capacity += 1;
+    assert_eq!(edited(Plans { plan: &plan, ..all }), ["loss_capacity"]);
     plan = compiled.plan.clone();
     plan.tasks.reverse();
-    assert_eq!(edited(&plan), ["tasks"]);
+    assert_eq!(edited(Plans { plan: &plan, ..all }), ["tasks"]);
 }
 
 /// Changes one place of a plan: a number or truth value, two strings or elements of lists exchanged, an element removed or doubled.
@@ -423,7 +441,7 @@ fn change(plan: &mut Value, random: &mut fastrand::Rng) {
 }
 
 /// JSON pointers to all values within one.
-fn places(value: &Value, at: &mut String, found: &mut Vec<String>) {
+pub(crate) fn places(value: &Value, at: &mut String, found: &mut Vec<String>) {
     found.push(at.clone());
     let n = at.len();
     let mut inside = |key: &str, value: &Value| {
@@ -441,8 +459,7 @@ fn places(value: &Value, at: &mut String, found: &mut Vec<String>) {
 #[test]
 fn plans_that_are_edited_at_random_and_bound_anew_are_refused() {
     let (request, config) = configured("tests/models/mlp/model.onnx", 4, &["sharding.ranks=2"]);
-    let compiled = compile(&request, &config, &mut ()).unwrap_or_else(|e| panic!("{e}"));
-    let compiled = compiled.expect("a plan");
+    let compiled = compiled(&request, &config);
     let original = serde_json::to_value(&compiled.plan).expect("JSON");
     let mut random = fastrand::Rng::with_seed(5);
     let (mut tried, mut accepted_without_model) = (0, 0);
@@ -456,8 +473,15 @@ fn plans_that_are_edited_at_random_and_bound_anew_are_refused() {
         }
         tried += 1;
         accepted_without_model += usize::from(verify_plan(&plan).is_ok());
-        let found = edited(Plans { plan: &plan, evaluation: None }, &compiled);
-        // Files beside the plan have digests of their own.
+        let found = edited(Plans { plan: &plan, evaluation: None }, &compiled.plan, None);
+        // What is told of a plan, and files beside it, which have digests of their own.
+        let Plan { frit_version, cast_baseline, model_bytes, least_bytes, .. } = &compiled.plan;
+        plan.frit_version.clone_from(frit_version);
+        (plan.cast_baseline, plan.model_bytes) = (*cast_baseline, *model_bytes);
+        plan.least_bytes = *least_bytes;
+        plan.reports.clone_from(&compiled.plan.reports);
+        plan.lints.clone_from(&compiled.plan.lints);
+        plan.pass_trace.clone_from(&compiled.plan.pass_trace);
         plan.object.clone_from(&compiled.plan.object);
         for (param, own) in plan.params.iter_mut().zip(&compiled.plan.params) {
             param.digest.clone_from(&own.digest);

@@ -61,6 +61,7 @@ mod oracle;
 mod overflows;
 mod pairs;
 mod parity;
+mod pass_trace;
 mod plans;
 mod precision;
 mod predictions;

@@ -16,9 +16,9 @@ mod tables;
 pub use read::{Stage, read};
 pub use record::Recorder;
 
+use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
-use flate2::Compression;
 use form::Trace;
 use std::io::{Read, Write};
 
