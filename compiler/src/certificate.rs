@@ -208,10 +208,13 @@ impl Checker {
     /// What a pass must keep.
     fn duty(&self, pass: &str, after: &Graph) -> Duty {
         let stated = [loss::INFO, differentiate::INFO, loss_scale::INFO, update::INFO, shard::INFO];
+        let is_stated = stated.iter().any(|info| info.name == pass);
+        // A pass that does nothing does not do what is stated of it; all that `loss_scale` adds is stated of `update`.
+        let may_do_nothing = !is_stated || pass == loss_scale::INFO.name;
         match () {
-            () if stated.iter().any(|info| info.name == pass) => Duty::Statement,
-            () if *self.before == *after => Duty::Nothing(Verdict::Unchanged),
+            () if may_do_nothing && *self.before == *after => Duty::Nothing(Verdict::Unchanged),
             () if is_meant(pass, &self.config) => Duty::Nothing(Verdict::Assumed),
+            () if is_stated => Duty::Statement,
             () => Duty::Outputs,
         }
     }

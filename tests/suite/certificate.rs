@@ -179,7 +179,7 @@ pub(crate) fn numbers(graph: &Graph, options: Options) -> Option<Vec<Vec<f64>>> 
 }
 
 /// A change of a graph at random: an operand exchanged or taken from elsewhere, an attribute or a constant changed, or a node left out.
-fn changed(graph: &Graph, random: &mut fastrand::Rng) -> Option<Graph> {
+pub(crate) fn changed(graph: &Graph, random: &mut fastrand::Rng) -> Option<Graph> {
     let mut graph = graph.clone();
     let ids: Vec<NodeId> = graph.order().to_vec();
     let id = ids[random.usize(0..ids.len())];

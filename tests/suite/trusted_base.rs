@@ -37,7 +37,11 @@ const PARTS: [Part; 8] = [
     },
     Part {
         trusted_for: "which pass must keep what, and what a configuration asks for",
-        sources: &["compiler/src/certificate.rs", "compiler/src/statement.rs"],
+        sources: &[
+            "compiler/src/certificate.rs",
+            "compiler/src/compilation/lowered.rs",
+            "compiler/src/statement.rs",
+        ],
     },
     Part {
         trusted_for: "that the tasks of a plan compute the step that lowering declares",

@@ -122,7 +122,11 @@ impl Known {
                 Op::from_parts(name, attributes.clone()).map_err(|e| e.to_string())
             }
             Operation::Constant(ty, hex) => {
-                let bytes = lacking(bytes(hex), "elements")?;
+                let fits = |bytes: &Vec<u8>| {
+                    let elements = ty.shape.checked_numel();
+                    elements.and_then(|n| n.checked_mul(ty.dtype.size())) == Some(bytes.len())
+                };
+                let bytes = lacking(bytes(hex).filter(fits), "elements")?;
                 let value = Tensor::from_bytes(ty.clone(), &bytes).map_err(|e| e.to_string())?;
                 Ok(Op::Constant(Constant { value }))
             }
@@ -183,6 +187,7 @@ impl Known {
             let is_known = |op: &usize| *op < self.operations.len();
             let skipped = lacking(nodes.results.get(i), "a result")?;
             let first = next.saturating_add(*skipped);
+            let first = lacking(u32::try_from(first).ok().map(i64::from), "a result")?;
             let named = |index: &u32| index.checked_sub(1).map(|index| index as usize);
             let row = Row {
                 op: lacking(at(&nodes.operations).filter(is_known), "an operation")?,

@@ -3,6 +3,7 @@
 use super::form::{Kind, Nodes, Operation, Outputs, Part};
 use frit_ir::{Graph, Node, NodeId, Op, Origin, OutputKind, Region, ValueId};
 use sha2::{Digest, Sha256};
+use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::io;
@@ -24,13 +25,19 @@ impl<T> Default for Table<T> {
 }
 
 impl<T: Clone + Eq + Hash> Table<T> {
-    /// The index of something.
-    fn of(&mut self, item: &T) -> u32 {
-        let next = self.all.len() as u32;
-        let index = *self.index.entry(item.clone()).or_insert(next);
-        if index == next {
-            self.all.push(item.clone());
-        }
+    /// The index of something, if it is there.
+    fn get<Q: Eq + Hash + ?Sized>(&self, item: &Q) -> Option<u32>
+    where
+        T: Borrow<Q>,
+    {
+        self.index.get(item).copied()
+    }
+
+    /// Adds what is not there; returns its index.
+    fn add(&mut self, item: T) -> u32 {
+        let index = self.all.len() as u32;
+        self.index.insert(item.clone(), index);
+        self.all.push(item);
         index
     }
 }
@@ -65,23 +72,22 @@ impl Tables {
     }
 
     fn string(&mut self, text: &str) -> u32 {
-        self.strings.of(&text.into())
+        self.strings.get(text).unwrap_or_else(|| self.strings.add(text.into()))
     }
 
     fn origin(&mut self, origin: &Origin) -> u32 {
-        let known = self.origins.all.len();
-        let index = self.origins.of(origin);
-        if index as usize == known {
-            let Origin { source, scope, pass } = origin;
-            let strings = [source, scope, pass].map(|text| self.string(text));
-            self.new_origins.push(strings);
+        if let Some(index) = self.origins.get(origin) {
+            return index;
         }
-        index
+        let Origin { source, scope, pass } = origin;
+        let strings = [source, scope, pass].map(|text| self.string(text));
+        self.new_origins.push(strings);
+        self.origins.add(origin.clone())
     }
 
     fn operation(&mut self, op: &Op) -> u32 {
-        if let Some(index) = self.operations.index.get(op) {
-            return *index;
+        if let Some(index) = self.operations.get(op) {
+            return index;
         }
         // What is in a region comes before it.
         let form = match op {
@@ -100,7 +106,7 @@ impl Tables {
             }
         };
         self.new_operations.push(form);
-        self.operations.of(op)
+        self.operations.add(op.clone())
     }
 
     /// A whole graph.
@@ -126,9 +132,8 @@ impl Tables {
     pub(super) fn edit(&mut self, before: &Graph, graph: &Graph) -> Part {
         let positions: HashMap<NodeId, usize> =
             before.order().iter().enumerate().map(|(position, id)| (*id, position)).collect();
-        let name = |graph: &Graph, value: &ValueId| graph.value(*value).name.clone();
         let is_kept = |id: NodeId, node: &Node| {
-            let same = |value| name(before, value) == name(graph, value);
+            let same = |value: &ValueId| before.value(*value).name == graph.value(*value).name;
             before.node(id) == node && node.outputs.iter().all(same)
         };
         let mut order: Vec<(usize, i64, usize)> = vec![];
