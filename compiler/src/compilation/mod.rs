@@ -10,6 +10,7 @@ mod gathers;
 mod lowered;
 mod passes;
 mod plan;
+mod recorded;
 mod saving;
 mod setup;
 
@@ -17,7 +18,6 @@ use crate::config::Config;
 use crate::config::choices::Prefetch;
 use crate::diagnostics::Report;
 use crate::import::Imported;
-use crate::pass_trace::Recorder;
 use crate::source::Source;
 use crate::weights::Weights;
 use frit_ir::plan::{PassReport, Plan, sha256_hex};
@@ -28,6 +28,7 @@ use frit_passes::offload::Offload;
 use frit_passes::recompute::Recompute;
 use passes::End;
 use plan::Made;
+use recorded::Recorded;
 use saving::Saving;
 use setup::Setup;
 use std::collections::BTreeMap;
@@ -135,8 +136,8 @@ fn compiled(
 ) -> Result<Compiled, End> {
     let setup = Setup::new(request, config)?;
     let mut imported = setup.import()?;
-    let mut recorder = Recorder::new(observer);
-    let mut compilation = Compilation::of_model(&setup, &mut imported, Some(&mut recorder));
+    let mut recorded = Recorded::beside(observer);
+    let mut compilation = Compilation::of_model(&setup, &mut imported, Some(&mut recorded));
     compilation.all_passes(&imported.weights)?;
     compilation.stage("schedule, memory and machine code")?;
     let mut made = compilation.generate(compilation.arrange()?)?;
@@ -146,7 +147,7 @@ fn compiled(
     let Made { mut plan, object, constants, .. } = made;
     finish::prove(&plan, evaluation.as_ref())?;
     let source = setup.source(&plan, &imported.ties, &compilation.context.adapters)?;
-    let (weights, pass_trace) = (imported.weights, recorder.finish());
+    let (weights, pass_trace) = (imported.weights, recorded.recorder.finish());
     plan.pass_trace = Some(sha256_hex(&pass_trace));
     Ok(Compiled { plan, object, weights, constants, evaluation, source, pass_trace })
 }
