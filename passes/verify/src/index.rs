@@ -154,15 +154,28 @@ impl Terms {
         }
     }
 
-    /// A remainder and the quotient of the same division, such that both together are a multiple of what is divided.
+    /// A remainder and the quotient of the same division, such that both together are a multiple of what is divided, or of its
+    /// remainder by more: x mod n + n·((x div n) mod m) = x mod (n·m).
     fn division(&mut self, sum: &Affine) -> Option<(Atom, Atom, Ix, i64)> {
         for &(atom, factor) in &sum.atoms {
             let Atom::Mod(of, n) = atom else { continue };
             let quotient = self.div(of, n);
-            let Affine { atoms, constant: 0 } = self.affine(quotient) else { continue };
-            let &[(quotient, 1)] = &atoms[..] else { continue };
-            if sum.atoms.contains(&(quotient, factor * n)) {
+            if let Affine { atoms, constant: 0 } = self.affine(quotient)
+                && let &[(quotient, 1)] = &atoms[..]
+                && sum.atoms.contains(&(quotient, factor * n))
+            {
                 return Some((atom, quotient, of, factor));
+            }
+            for &(other, larger) in &sum.atoms {
+                let Atom::Mod(quotient, m) = other else { continue };
+                if larger != factor * n {
+                    continue;
+                }
+                let (whole, rest) = (self.times(quotient, n), self.atom(atom));
+                let whole = self.plus(whole, rest);
+                if self.affine(whole).atoms.iter().all(|(part, _)| *part != atom) {
+                    return Some((atom, other, self.modulo(whole, n * m), factor));
+                }
             }
         }
         None
@@ -199,6 +212,14 @@ impl Terms {
             && affine.constant == 0
         {
             return self.div(of, m * n);
+        }
+        // (x mod (n·m)) div n = (x div n) mod m.
+        if let &[(Atom::Mod(of, m), 1)] = &affine.atoms[..]
+            && affine.constant == 0
+            && m % n == 0
+        {
+            let of = self.div(of, n);
+            return self.modulo(of, m / n);
         }
         // (g·x + r) div (g·m) = x div m, if 0 ≤ r < g.
         let common = affine.atoms.iter().fold(n, |g, (_, f)| gcd(g, *f));
@@ -341,6 +362,35 @@ mod tests {
                 let values = |v: Var| if v.number == 0 { vi } else { vj };
                 assert_eq!(number(&t, div, &values), value.div_euclid(n));
                 assert_eq!(number(&t, modulo, &values), value.rem_euclid(n));
+            }
+        }
+    }
+
+    #[test]
+    fn remainders_of_a_quotient_and_of_the_same_number_are_one() {
+        for (n, m, by) in [(4, 3, 0), (4, 3, 7), (2, 5, 1), (8, 2, 3), (3, 9, -4)] {
+            let mut t = Terms::default();
+            let i = var(&mut t, 0, 120);
+            let x = t.offset(i, by);
+            let (rest, quotient) = (t.modulo(x, n), t.div(x, n));
+            let quotient = t.modulo(quotient, m);
+            let whole = t.modulo(x, n * m);
+            assert_eq!(t.div(whole, n), quotient);
+            let mut sum = |factor| {
+                let part = t.times(quotient, factor);
+                t.plus(part, rest)
+            };
+            let (joined, others) = (sum(n), [n - 1, n + 1, -n].map(sum));
+            assert_eq!(joined, whole);
+            for (factor, ix) in
+                [(n, joined), (n - 1, others[0]), (n + 1, others[1]), (-n, others[2])]
+            {
+                assert_eq!(ix == whole, factor == n);
+                for value in 0..120 {
+                    let x = value + by;
+                    let expected = factor * x.div_euclid(n).rem_euclid(m) + x.rem_euclid(n);
+                    assert_eq!(number(&t, ix, &|_| value), expected);
+                }
             }
         }
     }
