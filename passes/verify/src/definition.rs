@@ -4,6 +4,7 @@ use crate::index::{ANY, Affine, Atom, Ix, Kind, SIGNED, Var};
 use crate::term::{Coloring, Definition, Number, Term, TermId, Terms, mix};
 use frit_ir::Op;
 use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::BTreeSet;
 
 /// A body that reads more constant places, such as each step of a recurrence, is a function of none of them.
 const CONSTANT_PLACES: usize = 4;
@@ -155,12 +156,7 @@ impl Terms {
 
     /// Where a variable is only ever divided: variables for quotient and remainder, and their extents.
     fn split_of(&mut self, body: TermId, over: Var) -> Option<(Vec<Part>, Vec<usize>)> {
-        let mut divisors: Vec<i64> = vec![];
-        if !self.divisors_in_term(body, over, &mut divisors) {
-            return None;
-        }
-        divisors.sort_unstable();
-        divisors.dedup();
+        let divisors = self.divisors(body, over)?;
         let n = *divisors.first()?;
         let extent = over.extent as i64;
         if extent % n != 0 || divisors.iter().any(|d| d % n != 0) || n == extent {
@@ -171,42 +167,40 @@ impl Terms {
         Some((parts, sizes))
     }
 
-    /// Collects by what the variable is divided; false if it occurs otherwise.
-    fn divisors_in_term(&self, id: TermId, over: Var, found: &mut Vec<i64>) -> bool {
-        if self.vars_of(id).binary_search(&over).is_err() {
-            return true;
-        }
-        match self.get(id) {
-            Term::Number(_) => true,
-            Term::Index(ix) | Term::NotNegative(ix) => self.divisors_in_index(*ix, over, found),
-            Term::Leaf(_, at) | Term::Defined(_, at) => {
-                at.iter().all(|ix| self.divisors_in_index(*ix, over, found))
-            }
-            Term::Sum(parts, _) | Term::Product(parts) => {
-                parts.iter().all(|(t, _)| self.divisors_in_term(*t, over, found))
-            }
-            Term::Apply(_, operands) => {
-                operands.iter().all(|t| self.divisors_in_term(*t, over, found))
-            }
-        }
-    }
-
-    fn divisors_in_index(&self, ix: Ix, over: Var, found: &mut Vec<i64>) -> bool {
-        if self.vars_of_index(ix).binary_search(&over).is_err() {
-            return true;
-        }
-        self.affine(ix).atoms.iter().all(|&(atom, _)| match atom {
-            Atom::Var(v) => v != over,
-            Atom::Data(term) => self.divisors_in_term(term, over, found),
-            Atom::Div(of, n) | Atom::Mod(of, n) => {
-                let alone = Affine { atoms: vec![(Atom::Var(over), 1)], constant: 0 };
-                if *self.affine(of) == alone {
-                    found.push(n);
-                    return true;
+    /// By what the variable is divided; none if it occurs otherwise.
+    fn divisors(&self, body: TermId, over: Var) -> Option<BTreeSet<i64>> {
+        let (mut found, mut seen) = (BTreeSet::new(), FxHashSet::default());
+        let (mut terms, mut indices) = (vec![body], vec![]);
+        let alone = Affine { atoms: vec![(Atom::Var(over), 1)], constant: 0 };
+        loop {
+            if let Some(ix) = indices.pop() {
+                for &(atom, _) in &self.affine(ix).atoms {
+                    match atom {
+                        Atom::Var(v) if v == over => return None,
+                        Atom::Var(_) => {}
+                        Atom::Data(term) => terms.push(term),
+                        Atom::Div(of, n) | Atom::Mod(of, n) if *self.affine(of) == alone => {
+                            found.insert(n);
+                        }
+                        Atom::Div(of, _) | Atom::Mod(of, _) => indices.push(of),
+                    }
                 }
-                self.divisors_in_index(of, over, found)
+                continue;
             }
-        })
+            let Some(id) = terms.pop() else { return Some(found) };
+            if self.vars_of(id).binary_search(&over).is_err() || !seen.insert(id) {
+                continue;
+            }
+            match self.get(id) {
+                Term::Number(_) => {}
+                Term::Index(ix) | Term::NotNegative(ix) => indices.push(*ix),
+                Term::Leaf(_, at) | Term::Defined(_, at) => indices.extend(at.iter()),
+                Term::Sum(parts, _) | Term::Product(parts) => {
+                    terms.extend(parts.iter().map(|p| p.0));
+                }
+                Term::Apply(_, operands) => terms.extend(operands.iter()),
+            }
+        }
     }
 
     /// A reduction of a term over variables that occur in it, applied to its other variables.
@@ -321,7 +315,7 @@ impl Terms {
         let outside: Vec<Var> = operands
             .iter()
             .flat_map(|(t, _)| self.vars_of(*t).iter().filter(|v| v.kind != Kind::Axis).copied())
-            .collect::<std::collections::BTreeSet<_>>()
+            .collect::<BTreeSet<_>>()
             .into_iter()
             .collect();
         for var in outside {
