@@ -41,6 +41,9 @@ pub fn ceilings(threads: usize) -> Ceilings {
     let best = |measure: &mut dyn FnMut() -> f64| -> f64 {
         (0..CALLS).map(|_| measure()).fold(0.0, f64::max)
     };
+    // These take longest: the system needs some tens of milliseconds to give each thread a processor of its own.
+    let gemm_f32_flops = best(&mut gemm(&pool, Elem::F32));
+    let gemm_bf16_flops = best(&mut gemm(&pool, Elem::BF16));
     let f32_flops = best(&mut || peak::f32_flops(&pool));
     let half =
         peak::bf16_flops(&pool).map(|_| best(&mut || peak::bf16_flops(&pool).unwrap_or(0.0)));
@@ -49,8 +52,8 @@ pub fn ceilings(threads: usize) -> Ceilings {
         f32_flops,
         bf16_flops: half.unwrap_or(f32_flops),
         bytes_per_second: best(&mut || peak::bytes_per_second(&pool)),
-        gemm_f32_flops: best(&mut gemm(&pool, Elem::F32)),
-        gemm_bf16_flops: best(&mut gemm(&pool, Elem::BF16)),
+        gemm_f32_flops,
+        gemm_bf16_flops,
         attention_flops: best(&mut attention(&pool)),
         call_seconds: 1.0 / best(&mut || 1.0 / peak::call_seconds(&pool)),
         memory_bytes: crate::memory::available().map(|limit| limit.bytes),
