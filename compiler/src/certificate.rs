@@ -327,15 +327,16 @@ impl Passes {
         stages: Vec<Stage>,
         passes: &[Box<dyn Pass>],
     ) -> Result<Passes, Report> {
-        let name = |pass: &Box<dyn Pass>| pass.info().name;
         let ran: BTreeSet<&str> = stages.iter().map(|stage| stage.pass.as_str()).collect();
-        let disabled = passes.iter().map(name).filter(|pass| !ran.contains(pass));
+        let names = passes.iter().map(|pass| pass.info().name);
+        let disabled = names.filter(|pass| !ran.contains(pass));
         let disabled: Vec<String> = disabled.map(str::to_string).collect();
         let contracts: Vec<_> = passes.iter().map(|pass| pass.info()).collect();
         pipeline::check(&contracts, &disabled, None).map_err(|e| another_trace(e.message))?;
-        let enabled: Vec<&Box<dyn Pass>> =
-            passes.iter().filter(|pass| ran.contains(name(pass))).collect();
-        let is_same = enabled.iter().map(|pass| name(pass)).eq(stages.iter().map(|s| &*s.pass));
+        let all = passes.iter().map(|pass| &**pass);
+        let enabled: Vec<&dyn Pass> = all.filter(|pass| ran.contains(pass.info().name)).collect();
+        let is_same =
+            enabled.iter().map(|pass| pass.info().name).eq(stages.iter().map(|s| &*s.pass));
         if !is_same || disabled.iter().any(|pass| is_meant(pass, config)) {
             return Err(another_trace("its passes are not those of this configuration").into());
         }
