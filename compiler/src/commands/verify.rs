@@ -91,7 +91,11 @@ pub fn certified(
     let plan = plan_dir::read(dir)?;
     let trace = read_pass_trace(dir, &plan).map_err(changed)?.ok_or_else(|| {
         let message = format!("{} has no trace of the passes that made it", dir.display());
-        Diagnostic::error(Code::PlanEdited, message).help(COMPILE_AGAIN)
+        let training = dir.parent().filter(|_| dir.ends_with(layout::EVALUATION));
+        let training = training.filter(|training| training.join(layout::PLAN).exists());
+        let help = training.map(|t| format!("`frit verify {}` certifies both", t.display()));
+        Diagnostic::error(Code::PlanEdited, message)
+            .help(help.unwrap_or_else(|| COMPILE_AGAIN.into()))
     })?;
     let evaluation = dir.join(layout::EVALUATION);
     let evaluation = if evaluation.exists() { Some(plan_dir::read(&evaluation)?) } else { None };
