@@ -42,19 +42,7 @@ macro_rules! element {
             fn add_elements(row: &[Self], sums: &mut [f64; LANES]) {
                 vectorized! {
                     fn run(row: &[$ty], sums: &mut [f64; LANES]) {
-                        for run in row.chunks(RUN) {
-                            let mut part = [0f32; LANES];
-                            let (chunks, rest) = run.as_chunks::<LANES>();
-                            for chunk in chunks {
-                                for (part, x) in part.iter_mut().zip(chunk) {
-                                    *part += $wide(*x);
-                                }
-                            }
-                            for (part, x) in part.iter_mut().zip(rest) {
-                                *part += $wide(*x);
-                            }
-                            add(&part, sums);
-                        }
+                        add_terms(row, |x| $wide(x), sums);
                     }
                 }
                 run(row, sums);
@@ -64,19 +52,7 @@ macro_rules! element {
                 vectorized! {
                     fn run(row: &[$ty], mean: f32, sums: &mut [f64; LANES]) {
                         let distance = |x: $ty| $wide(x) - mean;
-                        for run in row.chunks(RUN) {
-                            let mut part = [0f32; LANES];
-                            let (chunks, rest) = run.as_chunks::<LANES>();
-                            for chunk in chunks {
-                                for (part, x) in part.iter_mut().zip(chunk) {
-                                    *part += distance(*x) * distance(*x);
-                                }
-                            }
-                            for (part, x) in part.iter_mut().zip(rest) {
-                                *part += distance(*x) * distance(*x);
-                            }
-                            add(&part, sums);
-                        }
+                        add_terms(row, |x| distance(x) * distance(x), sums);
                     }
                 }
                 run(row, mean as f32, sums);
@@ -144,6 +120,24 @@ macro_rules! element {
 
 element!(f32, |x: f32| x, |x: f32| x);
 element!(bf16, wide, crate::routine::convert::to_bf16);
+
+/// Adds a term of each element, run by run.
+#[inline(always)]
+fn add_terms<T: Copy>(row: &[T], term: impl Fn(T) -> f32, sums: &mut [f64; LANES]) {
+    for run in row.chunks(RUN) {
+        let mut part = [0f32; LANES];
+        let (chunks, rest) = run.as_chunks::<LANES>();
+        for chunk in chunks {
+            for (part, x) in part.iter_mut().zip(chunk) {
+                *part += term(*x);
+            }
+        }
+        for (part, x) in part.iter_mut().zip(rest) {
+            *part += term(*x);
+        }
+        add(&part, sums);
+    }
+}
 
 /// Adds sums of a run.
 #[inline(always)]
