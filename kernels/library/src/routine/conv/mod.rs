@@ -13,7 +13,7 @@ mod direct_weight;
 mod interleave;
 #[cfg(test)]
 mod tests;
-mod tile;
+mod tiles;
 mod unfold;
 mod winograd;
 

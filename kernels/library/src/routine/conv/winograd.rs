@@ -7,13 +7,13 @@
 //! would save more and lose digits.
 
 use super::Conv;
-use super::tile::{
-    LANES, POINTS, across, along, spread, transform_kernels, untransform, untransform_kernels,
+use super::tiles::{
+    Matrices, POINTS, Planes, Tiles, kernels, of_gradients, of_images, to_positions,
 };
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable};
 use crate::routine::gemm::{Gemm, Operand};
-use std::ops::Range;
+use crate::window::Window;
 
 /// Least channels and filters: transforms cost as much as a few of them.
 const MIN_DEPTH: usize = 16;
@@ -33,25 +33,6 @@ const CHUNKS: usize = 16;
 const MIN_FILTERS: usize = 128;
 /// Alignment of packed kernels.
 const ALIGN: usize = 64;
-
-/// How images are cut into tiles: `rows` of `cols` tiles each.
-#[derive(Clone, Copy)]
-struct Tiles {
-    rows: usize,
-    cols: usize,
-}
-
-/// The side of a convolution that is read: images of planes `[height, width]`, padded.
-#[derive(Clone, Copy)]
-struct Planes {
-    at: *const u8,
-    /// Elements between two images.
-    image: usize,
-    /// Height and width.
-    size: [usize; 2],
-    /// Padding above and to the left.
-    low: [usize; 2],
-}
 
 impl Conv {
     /// Whether transformed tiles compute this convolution.
@@ -74,6 +55,30 @@ impl Conv {
         self.is_winograd() && self.batch * tiles.rows * tiles.cols >= MIN_FORWARD_TILES
     }
 
+    /// A channel of all images, counted through the groups.
+    fn input_planes(&self, x: *const u8, channel: usize) -> Planes {
+        let Window { input, low, .. } = self.window;
+        let len = self.window.input_len();
+        Planes {
+            at: x.cast::<f32>().cast_mut().wrapping_add(channel * len),
+            image: self.groups * self.channels * len,
+            size: [input[1], input[2]],
+            low: [low[1], low[2]],
+        }
+    }
+
+    /// A filter's positions in all images, counted through the groups.
+    fn output_planes(&self, y: *const u8, filter: usize) -> Planes {
+        let output = self.window.output;
+        let len = self.window.output_len();
+        Planes {
+            at: y.cast::<f32>().cast_mut().wrapping_add(filter * len),
+            image: self.groups * self.filters * len,
+            size: [output[1], output[2]],
+            low: [0; 2],
+        }
+    }
+
     fn tiles(&self) -> Tiles {
         let [_, height, width] = self.window.output;
         Tiles { rows: height.div_ceil(2), cols: width.div_ceil(2) }
@@ -88,9 +93,8 @@ impl Conv {
         (w, is_turned): (*const u8, bool),
         y: *mut u8,
     ) {
-        let Conv { batch, groups, channels, filters, window, .. } = *self;
+        let Conv { batch, groups, channels, filters, .. } = *self;
         let tiles = self.tiles();
-        let [_, height, width] = window.output;
         let all_rows = batch * tiles.rows;
         let most = BLOCK_BYTES / (POINTS * 4 * (channels + filters));
         let step = most.max(MIN_TILES).div_ceil(tiles.cols).min(all_rows.max(1));
@@ -99,11 +103,11 @@ impl Conv {
         let operand = Operand::row_major(Elem::F32, stored[0], stored[1]);
         let a = if is_turned { operand.transposed() } else { operand };
         let gemm = Gemm { a, ..Gemm::row_major(Elem::F32, Elem::F32, filters, n, channels) };
-        let kernels = groups * filters * channels;
+        let all_kernels = groups * filters * channels;
         let left_bytes = gemm.packed_left_bytes();
         let packed_bytes = left_bytes.next_multiple_of(ALIGN) + ALIGN;
         let is_packed = left_bytes > 0;
-        let point_bytes = if is_packed { 0 } else { POINTS * kernels * 4 };
+        let point_bytes = if is_packed { 0 } else { POINTS * all_kernels * 4 };
         let [points, packed] = pool.common([point_bytes, groups * POINTS * packed_bytes]);
         let at = Shareable::new((x, w, points, packed, y));
         // What the flipped kernel gives at a point is what the kernel gives where 0 and 3 are exchanged.
@@ -124,10 +128,10 @@ impl Conv {
                 let taps = Elem::F32.at(w, (place * 9) as isize).cast();
                 let taps = std::slice::from_raw_parts(taps, len * 9);
                 if !is_packed {
-                    transform_kernels(taps, points.cast::<f32>().add(place), kernels);
+                    kernels::transform(taps, points.cast::<f32>().add(place), all_kernels);
                     return;
                 }
-                transform_kernels(taps, own.cast(), len);
+                kernels::transform(taps, own.cast(), len);
                 let (rows, depths) =
                     if is_turned { (0..filters, rows) } else { (rows, 0..channels) };
                 for point in 0..POINTS {
@@ -139,7 +143,7 @@ impl Conv {
         });
         // The kernel of a point where kernels are not packed.
         let kernel_of = |points: *mut u8, group: usize, point: usize| {
-            let at = source(point) * kernels + group * filters * channels;
+            let at = source(point) * all_kernels + group * filters * channels;
             Elem::F32.at_mut(points, if is_packed { 0 } else { at as isize }).cast_const()
         };
         let chunks = groups * all_rows.div_ceil(step);
@@ -153,35 +157,17 @@ impl Conv {
             let filter = part_of * part..filters.min((part_of + 1) * part);
             let rows = block * step..all_rows.min((block + 1) * step);
             let n = rows.len() * tiles.cols;
-            let pitch = pitch_of(n);
-            let sizes = [
-                POINTS * channels * pitch * 4,
-                POINTS * filter.len() * pitch * 4,
-                Lines::bytes(tiles),
-            ];
-            let [transformed, found, lines] = worker.tiles.split(sizes);
-            let plane = window.input_len();
-            let planes = Planes {
-                at: Elem::F32.at(x, (group * channels * plane) as isize),
-                image: groups * channels * plane,
-                size: [window.input[1], window.input[2]],
-                low: [window.low[1], window.low[2]],
-            };
+            let (read, written) = (Matrices::new(channels, n), Matrices::new(filter.len(), n));
+            let [transformed, found] = worker.tiles.split([read.bytes(), written.bytes()]);
             // SAFETY: the parts of the scratch memory have these sizes; blocks of y are disjoint.
             unsafe {
-                let mut lines = Lines::new(lines, tiles);
-                let transformed = transformed.cast::<f32>();
                 for channel in 0..channels {
-                    let planes = Planes {
-                        at: Elem::F32.at(planes.at, (channel * plane) as isize),
-                        ..planes
-                    };
-                    let to = (transformed.add(channel * pitch), channels * pitch);
-                    transform_image(&planes, tiles, rows.clone(), &mut lines, to);
+                    let planes = self.input_planes(x, group * channels + channel);
+                    of_images(&planes, tiles, rows.clone(), read.channel(transformed, channel));
                 }
                 let whole = Gemm {
-                    c: Operand::row_major(Elem::F32, filters, pitch),
-                    b: Operand::row_major(Elem::F32, channels, pitch),
+                    c: Operand::row_major(Elem::F32, filters, written.row),
+                    b: Operand::row_major(Elem::F32, channels, read.row),
                     ..gemm
                 };
                 for point in 0..POINTS {
@@ -190,26 +176,13 @@ impl Conv {
                         kernel_of(points, group, point),
                         packed.add(kernel * packed_bytes).cast_const(),
                     );
-                    let b = transformed.add(point * channels * pitch).cast::<u8>().cast_const();
-                    let c = found.cast::<f32>().add(point * filter.len() * pitch).cast();
+                    let b = read.matrix(transformed, point, 0).cast_const();
+                    let c = written.matrix(found, point, 0);
                     whole.run_packed_left((filter.clone(), n), &mut worker.packing, w, b, c);
                 }
-                let found = found.cast::<f32>().cast_const();
                 for (i, m) in filter.clone().enumerate() {
-                    for (k, row) in rows.clone().enumerate() {
-                        let (image, row) = (row / tiles.rows, row % tiles.rows);
-                        let from = std::array::from_fn(|point| {
-                            found.add((point * filter.len() + i) * pitch + k * tiles.cols)
-                        });
-                        let [above, below] = &mut lines.pair;
-                        untransform(from, tiles.cols, above, below);
-                        let plane = (image * groups + group) * filters + m;
-                        let to = y.cast::<f32>().add((plane * height + 2 * row) * width);
-                        to.copy_from_nonoverlapping(above.as_ptr(), width);
-                        if 2 * row + 1 < height {
-                            to.add(width).copy_from_nonoverlapping(below.as_ptr(), width);
-                        }
-                    }
+                    let planes = self.output_planes(y, group * filters + m);
+                    to_positions(&planes, tiles, rows.clone(), written.channel(found, i));
                 }
             }
         });
@@ -223,18 +196,17 @@ impl Conv {
         x: *const u8,
         dw: *mut u8,
     ) {
-        let Conv { batch, groups, channels, filters, window, .. } = *self;
+        let Conv { batch, groups, channels, filters, .. } = *self;
         let tiles = self.tiles();
         let all_rows = batch * tiles.rows;
         let most = WEIGHT_BYTES / (POINTS * 4 * (channels + filters));
         let step = most.max(MIN_WEIGHT_TILES).div_ceil(tiles.cols).min(all_rows.max(1));
-        let pitch = pitch_of(step * tiles.cols);
-        let of_x = POINTS * channels * pitch * 4;
-        let of_dy = POINTS * filters * pitch * 4;
+        let n = step * tiles.cols;
+        let (of_x, of_dy) = (Matrices::new(channels, n), Matrices::new(filters, n));
         let kernel = filters * channels;
-        let [images, gradients, sums] = pool.common([of_x, of_dy, POINTS * kernel * 4]);
+        let [images, gradients, sums] =
+            pool.common([of_x.bytes(), of_dy.bytes(), POINTS * kernel * 4]);
         let at = Shareable::new((dy, x, dw, images, gradients, sums));
-        let (input, output) = (window.input_len(), window.output_len());
         let parts = CHUNKS.div_ceil(POINTS).max(filters / 256);
         let part = filters.div_ceil(parts).next_multiple_of(Gemm::ROWS);
         let parts = filters.div_ceil(part);
@@ -242,36 +214,24 @@ impl Conv {
             for first in (0..all_rows).step_by(step) {
                 let rows = first..all_rows.min(first + step);
                 let n = rows.len() * tiles.cols;
-                pool.run_workers(channels + filters, &|plane, worker| {
+                pool.run(channels + filters, &|plane| {
                     let (dy, x, _, images, gradients, _) = at.get();
-                    let [lines] = worker.tiles.split([Lines::bytes(tiles)]);
-                    // SAFETY: the parts of the scratch memory have these sizes; planes are disjoint.
+                    // SAFETY: the scratch memory has these sizes; planes are disjoint.
                     unsafe {
-                        let mut lines = Lines::new(lines, tiles);
                         if plane < channels {
-                            let planes = Planes {
-                                at: Elem::F32.at(x, ((group * channels + plane) * input) as isize),
-                                image: groups * channels * input,
-                                size: [window.input[1], window.input[2]],
-                                low: [window.low[1], window.low[2]],
-                            };
-                            let to = (images.cast::<f32>().add(plane * pitch), channels * pitch);
-                            transform_image(&planes, tiles, rows.clone(), &mut lines, to);
+                            let planes = self.input_planes(x, group * channels + plane);
+                            let to = of_x.channel(images, plane);
+                            of_images(&planes, tiles, rows.clone(), to);
                         } else {
                             let plane = plane - channels;
-                            let planes = Planes {
-                                at: Elem::F32.at(dy, ((group * filters + plane) * output) as isize),
-                                image: groups * filters * output,
-                                size: [window.output[1], window.output[2]],
-                                low: [0; 2],
-                            };
-                            let to = (gradients.cast::<f32>().add(plane * pitch), filters * pitch);
-                            transform_gradient(&planes, tiles, rows.clone(), &mut lines, to);
+                            let planes = self.output_planes(dy, group * filters + plane);
+                            let to = of_dy.channel(gradients, plane);
+                            of_gradients(&planes, tiles, rows.clone(), to);
                         }
                     }
                 });
-                let a = Operand::row_major(Elem::F32, filters, pitch);
-                let b = Operand::row_major(Elem::F32, channels, pitch).transposed();
+                let a = Operand::row_major(Elem::F32, filters, of_dy.row);
+                let b = Operand::row_major(Elem::F32, channels, of_x.row).transposed();
                 pool.run_workers(POINTS * parts, &|chunk, worker| {
                     let (.., images, gradients, sums) = at.get();
                     let (point, m) = (chunk / parts, chunk % parts * part);
@@ -281,10 +241,9 @@ impl Conv {
                         accumulate: first > 0,
                         ..Gemm::row_major(Elem::F32, Elem::F32, part.min(filters - m), channels, n)
                     };
-                    let place = |base: *mut u8, at: usize| Elem::F32.at_mut(base, at as isize);
-                    let a = place(gradients, (point * filters + m) * pitch);
-                    let b = place(images, point * channels * pitch);
-                    let c = place(sums, point * kernel + m * channels);
+                    let a = of_dy.matrix(gradients, point, m);
+                    let b = of_x.matrix(images, point, 0);
+                    let c = Elem::F32.at_mut(sums, (point * kernel + m * channels) as isize);
                     // SAFETY: points and rows of the sums are disjoint.
                     unsafe { gemm.run_serial(&mut worker.packing, a, b, c, std::ptr::null()) };
                 });
@@ -301,126 +260,10 @@ impl Conv {
                     let to = std::slice::from_raw_parts_mut(to, channels * 9);
                     match all_rows {
                         0 => to.fill(0.0),
-                        _ => untransform_kernels(&from, to),
+                        _ => kernels::restore(&from, to),
                     }
                 }
             });
-        }
-    }
-}
-
-/// Scratch memory of the transforms: padded lines, and the rows that tiles below each other share.
-struct Lines<'a> {
-    /// A padded row of an image.
-    line: &'a mut [f32],
-    /// Rows transformed along their width, by row modulo 4 and element of a tile.
-    rows: [[&'a mut [f32]; 4]; 4],
-    /// Two rows of positions.
-    pair: [&'a mut [f32]; 2],
-}
-
-impl<'a> Lines<'a> {
-    /// Elements of a line: all that whole vectors of tiles read.
-    fn len(tiles: Tiles) -> usize {
-        2 * tiles.cols.next_multiple_of(LANES) + 2
-    }
-
-    fn bytes(tiles: Tiles) -> usize {
-        4 * (3 * Lines::len(tiles) + 16 * tiles.cols.next_multiple_of(LANES))
-    }
-
-    /// # Safety
-    /// `at` must be writable for [`Lines::bytes`] and outlive the result.
-    unsafe fn new(at: *mut u8, tiles: Tiles) -> Lines<'a> {
-        let mut rest = at.cast::<f32>();
-        let mut take = |len: usize| {
-            // SAFETY: parts are disjoint, and together as long as was asked for.
-            unsafe {
-                rest.write_bytes(0, len);
-                let part = std::slice::from_raw_parts_mut(rest, len);
-                rest = rest.add(len);
-                part
-            }
-        };
-        let [line, above, below] = std::array::from_fn(|_| take(Lines::len(tiles)));
-        let cols = tiles.cols.next_multiple_of(LANES);
-        let rows = std::array::from_fn(|_| std::array::from_fn(|_| take(cols)));
-        Lines { line, rows, pair: [above, below] }
-    }
-}
-
-/// Elements between two rows of `n` transformed tiles: whole vectors, and one that begins at the last tile.
-fn pitch_of(n: usize) -> usize {
-    n.next_multiple_of(LANES) + LANES
-}
-
-/// Writes `Bᵀ d B` of the tiles of some rows of tiles, counted through all images: one row of tiles after the other to `to`, the elements
-/// of a tile `pitch` apart, for which [`pitch_of`] the tiles leaves room.
-unsafe fn transform_image(
-    planes: &Planes,
-    tiles: Tiles,
-    rows: Range<usize>,
-    lines: &mut Lines<'_>,
-    (to, pitch): (*mut f32, usize),
-) {
-    let [height, width] = planes.size;
-    let [top, left] = planes.low;
-    let len = width.min(lines.line.len() - left);
-    // Only these elements of the line are ever written.
-    lines.line.fill(0.0);
-    for (k, row) in rows.clone().enumerate() {
-        let (image, row) = (row / tiles.rows, row % tiles.rows);
-        // The tile above has read half of the rows.
-        let known = if k > 0 && row > 0 { 2 } else { 0 };
-        for i in known..4 {
-            let at = (2 * row + i).checked_sub(top).filter(|at| *at < height);
-            let slot = &mut lines.rows[(2 * row + i) % 4];
-            let Some(at) = at else {
-                slot.iter_mut().for_each(|part| part.fill(0.0));
-                continue;
-            };
-            // SAFETY: the row lies inside the image.
-            unsafe {
-                let from = planes.at.cast::<f32>().add(image * planes.image + at * width);
-                let from = std::slice::from_raw_parts(from, len);
-                lines.line[left..left + len].copy_from_slice(from);
-            }
-            along(lines.line, slot);
-        }
-        for j in 0..4 {
-            let four = [0, 1, 2, 3].map(|i| &*lines.rows[(2 * row + i) % 4][j]);
-            // SAFETY: the caller vouches for whole vectors of tiles at each point.
-            unsafe {
-                across(four, [0, 1, 2, 3].map(|i| to.add((4 * i + j) * pitch + k * tiles.cols)));
-            }
-        }
-    }
-}
-
-/// Writes `A dy Aᵀ` of tiles, as [`transform_image`] does.
-unsafe fn transform_gradient(
-    planes: &Planes,
-    tiles: Tiles,
-    rows: Range<usize>,
-    lines: &mut Lines<'_>,
-    (to, pitch): (*mut f32, usize),
-) {
-    let [height, width] = planes.size;
-    let Lines { pair: [above, below], .. } = lines;
-    above.fill(0.0);
-    for (k, row) in rows.enumerate() {
-        let (image, row) = (row / tiles.rows, row % tiles.rows);
-        // SAFETY: the rows lie inside the image; the caller vouches for the elements of these tiles.
-        unsafe {
-            let from = planes.at.cast::<f32>().add(image * planes.image + 2 * row * width);
-            above[..width].copy_from_slice(std::slice::from_raw_parts(from, width));
-            below.fill(0.0);
-            if 2 * row + 1 < height {
-                let from = std::slice::from_raw_parts(from.add(width), width);
-                below[..width].copy_from_slice(from);
-            }
-            let to = std::array::from_fn(|point| to.add(point * pitch + k * tiles.cols));
-            spread(above, below, tiles.cols, to);
         }
     }
 }
