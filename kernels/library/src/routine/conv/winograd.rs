@@ -7,13 +7,12 @@
 //! would save more and lose digits.
 
 use super::Conv;
-use super::tiles::{
-    Matrices, POINTS, Planes, Tiles, kernels, of_gradients, of_images, to_positions,
-};
+use super::tiles::{self, Matrices, POINTS, Planes, Tiles, of_gradients, of_images, to_positions};
 use crate::dtype::Elem;
-use crate::pool::{Pool, Shareable};
+use crate::pool::{Pool, Scratch, Shareable};
 use crate::routine::gemm::{Gemm, Operand};
 use crate::window::Window;
+use std::ops::Range;
 
 /// Least channels and filters: transforms cost as much as a few of them.
 const MIN_DEPTH: usize = 16;
@@ -22,15 +21,18 @@ const BLOCK_BYTES: usize = 1 << 21;
 /// Fewest tiles per block: as many columns as the GEMM's tiles need to be full.
 const MIN_TILES: usize = 128;
 /// Fewest tiles for which the forward convolution transforms its kernels; the gradient for the input would have to turn them anyway.
-const MIN_FORWARD_TILES: usize = 256;
+const MIN_FORWARD_TILES: usize = 96;
 /// Approximate bytes of the transformed tiles of a step of the weight gradient.
 const WEIGHT_BYTES: usize = 2 << 20;
 /// Fewest tiles of such a step, which a GEMM sums over.
 const MIN_WEIGHT_TILES: usize = 128;
-/// Minimum chunks of work per call, if it is large enough.
-const CHUNKS: usize = 16;
 /// Minimum filters per chunk, each of which transforms its tiles again.
-const MIN_FILTERS: usize = 128;
+const MIN_FILTERS: usize = 48;
+/// Chunks per thread from which uneven ones level out.
+const EVEN: usize = 8;
+/// Least filters and channels of a part of the weight gradient, and what a part of them transforms for, counted in products.
+const LEAST: usize = 16;
+const TRANSFORM: usize = 16;
 /// Alignment of packed kernels.
 const ALIGN: usize = 64;
 
@@ -103,55 +105,76 @@ impl Conv {
         let operand = Operand::row_major(Elem::F32, stored[0], stored[1]);
         let a = if is_turned { operand.transposed() } else { operand };
         let gemm = Gemm { a, ..Gemm::row_major(Elem::F32, Elem::F32, filters, n, channels) };
-        let all_kernels = groups * filters * channels;
+        let count = groups * filters * channels;
         let left_bytes = gemm.packed_left_bytes();
         let packed_bytes = left_bytes.next_multiple_of(ALIGN) + ALIGN;
         let is_packed = left_bytes > 0;
-        let point_bytes = if is_packed { 0 } else { POINTS * all_kernels * 4 };
-        let [points, packed] = pool.common([point_bytes, groups * POINTS * packed_bytes]);
-        let at = Shareable::new((x, w, points, packed, y));
-        // What the flipped kernel gives at a point is what the kernel gives where 0 and 3 are exchanged.
-        let source = |point: usize| match is_turned {
-            true => [3, 1, 2, 0][point / 4] * 4 + [3, 1, 2, 0][point % 4],
-            false => point,
-        };
+        let kernel_bytes =
+            if is_packed { groups * POINTS * packed_bytes } else { POINTS * count * 4 };
+        let [kernels] = pool.common([kernel_bytes]);
+        let kernels = Kernels { at: kernels, gemm, count, packed_bytes, is_packed, is_turned };
+        // SAFETY: passed on; the parts have these sizes.
+        unsafe {
+            self.transform_kernels(pool, w, &kernels);
+            self.multiply_blocks(pool, x, &kernels, y, step);
+        }
+    }
+
+    /// Transforms the kernels and packs them.
+    unsafe fn transform_kernels(&self, pool: &Pool, w: *const u8, kernels: &Kernels) {
+        let Conv { groups, channels, filters, .. } = *self;
+        let stored = if kernels.is_turned { [channels, filters] } else { [filters, channels] };
         let parts = stored[0].div_ceil(Gemm::ROWS);
+        let at = Shareable::new((w, *kernels));
         pool.run_workers(groups * parts, &|chunk, worker| {
-            let (_, w, points, packed, _) = at.get();
+            let (w, kernels) = at.get();
             let (group, first) = (chunk / parts, chunk % parts * Gemm::ROWS);
             let rows = first..stored[0].min(first + Gemm::ROWS);
             let len = rows.len() * stored[1];
-            let [own] = worker.tiles.split([if is_packed { POINTS * len * 4 } else { 0 }]);
+            let [own] = worker.tiles.split([if kernels.is_packed { POINTS * len * 4 } else { 0 }]);
             let place = group * filters * channels + first * stored[1];
             // SAFETY: rows of kernels are disjoint; all parts have these sizes.
             unsafe {
                 let taps = Elem::F32.at(w, (place * 9) as isize).cast();
                 let taps = std::slice::from_raw_parts(taps, len * 9);
-                if !is_packed {
-                    kernels::transform(taps, points.cast::<f32>().add(place), all_kernels);
-                    return;
+                if !kernels.is_packed {
+                    let to = kernels.at.cast::<f32>().add(place);
+                    return tiles::kernels::transform(taps, to, kernels.count);
                 }
-                kernels::transform(taps, own.cast(), len);
+                tiles::kernels::transform(taps, own.cast(), len);
                 let (rows, depths) =
-                    if is_turned { (0..filters, rows) } else { (rows, 0..channels) };
+                    if kernels.is_turned { (0..filters, rows) } else { (rows, 0..channels) };
                 for point in 0..POINTS {
-                    let from = own.add(source(point) * len * 4);
-                    let to = packed.add((group * POINTS + point) * packed_bytes);
-                    gemm.pack_left(rows.clone(), depths.clone(), from, to);
+                    let from = own.add(kernels.source(point) * len * 4);
+                    let to = kernels.packed(group, point);
+                    kernels.gemm.pack_left(rows.clone(), depths.clone(), from, to);
                 }
             }
         });
-        // The kernel of a point where kernels are not packed.
-        let kernel_of = |points: *mut u8, group: usize, point: usize| {
-            let at = source(point) * all_kernels + group * filters * channels;
-            Elem::F32.at_mut(points, if is_packed { 0 } else { at as isize }).cast_const()
-        };
+    }
+
+    /// Blocks of rows of tiles, each transformed, multiplied and brought back by one thread in its cache.
+    unsafe fn multiply_blocks(
+        &self,
+        pool: &Pool,
+        x: *const u8,
+        kernels: &Kernels,
+        y: *mut u8,
+        step: usize,
+    ) {
+        let Conv { batch, groups, channels, filters, .. } = *self;
+        let tiles = self.tiles();
+        let all_rows = batch * tiles.rows;
         let chunks = groups * all_rows.div_ceil(step);
-        let parts = (CHUNKS / chunks.max(1)).clamp(1, (filters / MIN_FILTERS).max(1));
-        let part = filters.div_ceil(parts).next_multiple_of(Gemm::ROWS);
+        // Each part transforms the tiles again: the fewest that give every thread the same work. Threads share nothing that they
+        // write, as exchanging it may be slower than computing it twice.
+        let threads = pool.threads();
+        let parts = if chunks < EVEN * threads { threads / gcd(chunks.max(1), threads) } else { 1 };
+        let part = filters.div_ceil(parts).max(MIN_FILTERS).next_multiple_of(Gemm::ROWS);
         let parts = filters.div_ceil(part);
+        let at = Shareable::new((x, *kernels, y));
         pool.run_workers(chunks * parts, &|chunk, worker| {
-            let (x, _, points, packed, y) = at.get();
+            let (x, kernels, y) = at.get();
             let (chunk, part_of) = (chunk / parts, chunk % parts);
             let (group, block) = (chunk % groups, chunk / groups);
             let filter = part_of * part..filters.min((part_of + 1) * part);
@@ -165,20 +188,11 @@ impl Conv {
                     let planes = self.input_planes(x, group * channels + channel);
                     of_images(&planes, tiles, rows.clone(), read.channel(transformed, channel));
                 }
-                let whole = Gemm {
-                    c: Operand::row_major(Elem::F32, filters, written.row),
-                    b: Operand::row_major(Elem::F32, channels, read.row),
-                    ..gemm
-                };
                 for point in 0..POINTS {
-                    let kernel = group * POINTS + point;
-                    let w = (
-                        kernel_of(points, group, point),
-                        packed.add(kernel * packed_bytes).cast_const(),
-                    );
-                    let b = read.matrix(transformed, point, 0).cast_const();
-                    let c = written.matrix(found, point, 0);
-                    whole.run_packed_left((filter.clone(), n), &mut worker.packing, w, b, c);
+                    let b = (read.row, read.matrix(transformed, point, 0).cast_const());
+                    let c = (written.row, written.matrix(found, point, 0));
+                    let size = (filter.clone(), n);
+                    kernels.multiply((group, point), size, &mut worker.packing, b, c);
                 }
                 for (i, m) in filter.clone().enumerate() {
                     let planes = self.output_planes(y, group * filters + m);
@@ -202,68 +216,139 @@ impl Conv {
         let most = WEIGHT_BYTES / (POINTS * 4 * (channels + filters));
         let step = most.max(MIN_WEIGHT_TILES).div_ceil(tiles.cols).min(all_rows.max(1));
         let n = step * tiles.cols;
-        let (of_x, of_dy) = (Matrices::new(channels, n), Matrices::new(filters, n));
-        let kernel = filters * channels;
-        let [images, gradients, sums] =
-            pool.common([of_x.bytes(), of_dy.bytes(), POINTS * kernel * 4]);
-        let at = Shareable::new((dy, x, dw, images, gradients, sums));
-        let parts = CHUNKS.div_ceil(POINTS).max(filters / 256);
-        let part = filters.div_ceil(parts).next_multiple_of(Gemm::ROWS);
-        let parts = filters.div_ceil(part);
-        for group in 0..groups {
-            for first in (0..all_rows).step_by(step) {
-                let rows = first..all_rows.min(first + step);
-                let n = rows.len() * tiles.cols;
-                pool.run(channels + filters, &|plane| {
-                    let (dy, x, _, images, gradients, _) = at.get();
-                    // SAFETY: the scratch memory has these sizes; planes are disjoint.
-                    unsafe {
-                        if plane < channels {
-                            let planes = self.input_planes(x, group * channels + plane);
-                            let to = of_x.channel(images, plane);
-                            of_images(&planes, tiles, rows.clone(), to);
-                        } else {
-                            let plane = plane - channels;
-                            let planes = self.output_planes(dy, group * filters + plane);
-                            let to = of_dy.channel(gradients, plane);
-                            of_gradients(&planes, tiles, rows.clone(), to);
-                        }
+        let parts = split(pool.threads().div_ceil(groups.max(1)), [filters, channels]);
+        let part =
+            [0, 1].map(|i| [filters, channels][i].div_ceil(parts[i]).next_multiple_of(LEAST));
+        let parts = [filters.div_ceil(part[0]), channels.div_ceil(part[1])];
+        let at = Shareable::new((dy, x, dw));
+        pool.run_workers(groups * parts[0] * parts[1], &|chunk, worker| {
+            let (dy, x, dw) = at.get();
+            let (group, chunk) = (chunk / (parts[0] * parts[1]), chunk % (parts[0] * parts[1]));
+            let of = |i: usize, step: usize, end: usize| i * step..end.min((i + 1) * step);
+            let filter = of(chunk % parts[0], part[0], filters);
+            let channel = of(chunk / parts[0], part[1], channels);
+            let (of_x, of_dy) = (Matrices::new(channel.len(), n), Matrices::new(filter.len(), n));
+            let kernels = filter.len() * channel.len();
+            let sizes = [of_x.bytes(), of_dy.bytes(), POINTS * kernels * 4];
+            let [images, gradients, sums] = worker.tiles.split(sizes);
+            // SAFETY: the parts of the scratch memory have these sizes; parts of dw are disjoint.
+            unsafe {
+                for first in (0..all_rows).step_by(step) {
+                    let rows = first..all_rows.min(first + step);
+                    for (i, channel) in channel.clone().enumerate() {
+                        let planes = self.input_planes(x, group * channels + channel);
+                        of_images(&planes, tiles, rows.clone(), of_x.channel(images, i));
                     }
-                });
-                let a = Operand::row_major(Elem::F32, filters, of_dy.row);
-                let b = Operand::row_major(Elem::F32, channels, of_x.row).transposed();
-                pool.run_workers(POINTS * parts, &|chunk, worker| {
-                    let (.., images, gradients, sums) = at.get();
-                    let (point, m) = (chunk / parts, chunk % parts * part);
+                    for (i, m) in filter.clone().enumerate() {
+                        let planes = self.output_planes(dy, group * filters + m);
+                        of_gradients(&planes, tiles, rows.clone(), of_dy.channel(gradients, i));
+                    }
+                    let n = rows.len() * tiles.cols;
+                    let (elem, m) = (Elem::F32, filter.len());
                     let gemm = Gemm {
-                        a,
-                        b,
+                        a: Operand::row_major(elem, m, of_dy.row),
+                        b: Operand::row_major(elem, channel.len(), of_x.row).transposed(),
                         accumulate: first > 0,
-                        ..Gemm::row_major(Elem::F32, Elem::F32, part.min(filters - m), channels, n)
+                        ..Gemm::row_major(elem, elem, m, channel.len(), n)
                     };
-                    let a = of_dy.matrix(gradients, point, m);
-                    let b = of_x.matrix(images, point, 0);
-                    let c = Elem::F32.at_mut(sums, (point * kernel + m * channels) as isize);
-                    // SAFETY: points and rows of the sums are disjoint.
-                    unsafe { gemm.run_serial(&mut worker.packing, a, b, c, std::ptr::null()) };
-                });
-            }
-            pool.run(filters, &|m| {
-                let (_, _, dw, _, _, sums) = at.get();
-                // SAFETY: rows are disjoint, and inside both.
-                unsafe {
-                    let from = std::array::from_fn(|point| {
-                        let at = point * kernel + m * channels;
-                        std::slice::from_raw_parts(sums.cast::<f32>().add(at), channels)
-                    });
-                    let to = dw.cast::<f32>().add((group * filters + m) * channels * 9);
-                    let to = std::slice::from_raw_parts_mut(to, channels * 9);
-                    match all_rows {
-                        0 => to.fill(0.0),
-                        _ => kernels::restore(&from, to),
+                    for point in 0..POINTS {
+                        let a = of_dy.matrix(gradients, point, 0);
+                        let b = of_x.matrix(images, point, 0);
+                        let c = elem.at_mut(sums, (point * kernels) as isize);
+                        gemm.run_serial(&mut worker.packing, a, b, c, std::ptr::null());
                     }
                 }
-            });
+                for (i, m) in filter.enumerate() {
+                    let from = std::array::from_fn(|point| {
+                        let at = point * kernels + i * channel.len();
+                        std::slice::from_raw_parts(sums.cast::<f32>().add(at), channel.len())
+                    });
+                    let place = (group * filters + m) * channels + channel.start;
+                    let to = dw.cast::<f32>().add(9 * place);
+                    let to = std::slice::from_raw_parts_mut(to, 9 * channel.len());
+                    match all_rows {
+                        0 => to.fill(0.0),
+                        _ => tiles::kernels::restore(&from, to),
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Into how many parts filters and channels are split for so many threads, each of which transforms its filters and its channels.
+fn split(threads: usize, sizes: [usize; 2]) -> [usize; 2] {
+    let most = sizes.map(|size| (size / LEAST).clamp(1, threads));
+    let ways = (1..=most[0]).map(|i| [i, threads.div_ceil(i).min(most[1])]);
+    // The slowest thread's products, and what all transform.
+    let cost = |parts: &[usize; 2]| {
+        let [m, c] = [0, 1].map(|i| sizes[i].div_ceil(parts[i]));
+        let rounds = (parts[0] * parts[1]).div_ceil(threads);
+        rounds * (m * c + TRANSFORM * (m + c))
+    };
+    ways.min_by_key(cost).unwrap_or([1, 1])
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// The kernels of all groups at all points, `[filters, channels]` or, if turned, `[channels, filters]`.
+#[derive(Clone, Copy)]
+struct Kernels {
+    at: *mut u8,
+    /// The GEMM of a point.
+    gemm: Gemm,
+    /// Kernels of all groups.
+    count: usize,
+    /// Bytes of the packed kernels of a point.
+    packed_bytes: usize,
+    /// Whether they are packed.
+    is_packed: bool,
+    /// Whether they are those of the opposite direction.
+    is_turned: bool,
+}
+
+impl Kernels {
+    /// At which point of a kernel the flipped one has what it has at this point: 0 and 3 are exchanged.
+    fn source(&self, point: usize) -> usize {
+        match self.is_turned {
+            true => [3, 1, 2, 0][point / 4] * 4 + [3, 1, 2, 0][point % 4],
+            false => point,
         }
+    }
+
+    /// The packed kernels of a group at a point.
+    fn packed(&self, group: usize, point: usize) -> *mut u8 {
+        self.at.wrapping_add((group * POINTS + point) * self.packed_bytes)
+    }
+
+    /// Multiplies some filters at a point of a group by `n` tiles, the rows of the matrices so far apart.
+    ///
+    /// # Safety
+    /// The matrices must be valid.
+    unsafe fn multiply(
+        &self,
+        (group, point): (usize, usize),
+        (filters, n): (Range<usize>, usize),
+        packing: &mut Scratch,
+        b: (usize, *const u8),
+        c: (usize, *mut u8),
+    ) {
+        let gemm = Gemm {
+            b: Operand::row_major(Elem::F32, self.gemm.k, b.0),
+            c: Operand::row_major(Elem::F32, self.gemm.m, c.0),
+            ..self.gemm
+        };
+        let kernel = match self.is_packed {
+            true => (self.at.cast_const(), self.packed(group, point).cast_const()),
+            false => {
+                let skip = self.source(point) * self.count + group * gemm.m * gemm.k;
+                let at = self.at.cast::<f32>().wrapping_add(skip).cast::<u8>().cast_const();
+                (at, at)
+            }
+        };
+        // SAFETY: passed on.
+        unsafe { gemm.run_packed_left((filters, n), packing, kernel, b.1, c.1) };
     }
 }
