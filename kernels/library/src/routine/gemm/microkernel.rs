@@ -78,6 +78,16 @@ pub(crate) struct Planes<'o> {
     pub(crate) offsets: &'o [usize],
 }
 
+/// A tile of columns of B in memory: [`NR`] words at each depth.
+#[derive(Clone, Copy)]
+pub(super) struct Columns {
+    pub(super) at: *const u32,
+    /// Words between two depths.
+    pub(super) step: usize,
+    /// The columns that are needed next, which are fetched into the cache meanwhile: processors do not foresee depths that are far apart.
+    pub(super) next: *const u32,
+}
+
 /// A micro-kernel from how it loads 16 words of B, spreads a word of A, multiplies and accumulates, and
 /// stores results of fewer bits.
 macro_rules! tile {
@@ -85,19 +95,13 @@ macro_rules! tile {
         [$panels:ident, $panels_of:ident, $lines:ident, $lines_of:ident, $planes:ident, $planes_of:ident, $step:ident, $store:ident],
         $features:literal, $load:expr, $splat:expr, $multiply:expr, $store_low:expr
     ) => {
-        /// Multiplies a panel of A by columns of B over `words` words of depths, and stores the tile. Depths of B are `step` words apart:
-        /// [`NR`] in a panel.
+        /// Multiplies a panel of A by columns of B over `words` words of depths, and stores the tile.
         ///
         /// # Safety
         /// The panel of A must hold `words` words, B 32 words at each depth, `store` must be valid; the CPU must have the features.
-        pub(super) unsafe fn $panels(
-            words: usize,
-            a: *const u32,
-            (b, step): (*const u32, usize),
-            store: &Store,
-        ) {
+        pub(super) unsafe fn $panels(words: usize, a: *const u32, b: Columns, store: &Store) {
             // SAFETY: passed on.
-            unsafe { of_size!(store, $panels_of, (words, a, (b, step), store)) };
+            unsafe { of_size!(store, $panels_of, (words, a, b, store)) };
         }
 
         /// As for a panel of A, for rows of words that lie `line` bytes apart, and a panel of B.
@@ -132,18 +136,22 @@ macro_rules! tile {
         unsafe fn $panels_of<const ROWS: usize, const HALVES: usize>(
             words: usize,
             a: *const u32,
-            (b, step): (*const u32, usize),
+            b: Columns,
             store: &Store,
         ) {
             let mut acc = [[_mm512_setzero_ps(); HALVES]; ROWS];
-            // SAFETY: the panels hold `words` words.
+            // SAFETY: the panels hold `words` words; a prefetch may take any address.
             unsafe {
                 store.prefetch();
-                let (mut a, mut b) = (a, b);
+                let Columns { at: mut b, step, mut next } = b;
+                let mut a = a;
                 for _ in 0..words {
+                    _mm_prefetch::<_MM_HINT_T1>(next.cast());
+                    _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(16).cast());
                     $step(&mut acc, a, b);
                     a = a.add(MR);
                     b = b.wrapping_add(step);
+                    next = next.wrapping_add(step);
                 }
                 $store(&acc, store);
             }

@@ -7,7 +7,7 @@
 mod ahead;
 
 use super::microkernel::{
-    MR, NR, Store, depths_per_word, lines_bf16, lines_f32, tile_bf16, tile_f32,
+    Columns, MR, NR, Store, depths_per_word, lines_bf16, lines_f32, tile_bf16, tile_f32,
 };
 use super::pack::{Source, pack_a, pack_b};
 use super::{Buffers, Gemm, Operand};
@@ -265,15 +265,15 @@ impl BlockedGemm {
         self
     }
 
-    /// Runs the micro-kernel of the operands' type. Columns of B are given with the words between two depths, [`NR`] for lines of A.
-    unsafe fn kernel(&self, words: usize, a: Left, b: (*const u32, usize), store: &Store) {
+    /// Runs the micro-kernel of the operands' type. For lines of A, columns of B are a panel.
+    unsafe fn kernel(&self, words: usize, a: Left, b: Columns, store: &Store) {
         // SAFETY: passed on.
         unsafe {
             match (a, self.pack) {
                 (Left::Panel(a), 1) => tile_f32(words, a, b, store),
                 (Left::Panel(a), _) => tile_bf16(words, a, b, store),
-                (Left::Lines(a, line), 1) => lines_f32(words, (a, line), b.0, store),
-                (Left::Lines(a, line), _) => lines_bf16(words, (a, line), b.0, store),
+                (Left::Lines(a, line), 1) => lines_f32(words, (a, line), b.at, store),
+                (Left::Lines(a, line), _) => lines_bf16(words, (a, line), b.at, store),
             }
         }
     }
@@ -433,16 +433,22 @@ impl BlockedGemm {
         // SAFETY: the panels are packed; the caller vouches for the buffers.
         unsafe {
             for panel in first..last {
-                let b = match self.in_place && (panel + 1) * NR <= block.cols {
+                let mut b = match self.in_place && (panel + 1) * NR <= block.cols {
                     true => {
-                        (self.right_at(at, block, panel * NR).cast(), self.shape.b.row as usize)
+                        let at = self.right_at(at, block, panel * NR).cast::<u32>();
+                        let next = at.wrapping_add(NR);
+                        Columns { at, step: self.shape.b.row as usize, next }
                     }
-                    false => (scratch.b.add(panel * block.panel).cast_const(), NR),
+                    false => {
+                        let at = scratch.b.add(panel * block.panel).cast_const();
+                        Columns { at, step: NR, next: at }
+                    }
                 };
                 for i in rows.clone().step_by(MR) {
                     let a = a.skip_rows(i - rows.start, words);
                     let size = (MR.min(rows.end - i), NR.min(block.cols - panel * NR));
                     self.tile(at, block, scratch, (a, b, words), (i, panel * NR), size);
+                    b.next = b.at;
                 }
             }
         }
@@ -455,7 +461,7 @@ impl BlockedGemm {
         at: &Buffers,
         block: &Block,
         scratch: &Shared,
-        (a, b, words): (Left, (*const u32, usize), usize),
+        (a, b, words): (Left, Columns, usize),
         (i, j): (usize, usize),
         (rows, cols): (usize, usize),
     ) {
@@ -507,7 +513,7 @@ impl BlockedGemm {
 
     /// Computes a tile whose elements of C the micro-kernel cannot store.
     #[cold]
-    unsafe fn scattered(&self, words: usize, a: Left, b: (*const u32, usize), store: &Store) {
+    unsafe fn scattered(&self, words: usize, a: Left, b: Columns, store: &Store) {
         let mut square = [0f32; MR * NR];
         let local = Store {
             c: square.as_mut_ptr().cast(),
