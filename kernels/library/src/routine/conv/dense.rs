@@ -16,6 +16,8 @@ use std::ops::Range;
 const COLUMN_BYTES: usize = 1 << 18;
 /// Minimum and maximum positions per block: fewer fill GEMM tiles badly.
 const POSITIONS: [usize; 2] = [256, 512];
+/// Fewest positions of an image that is read in place: more images side by side fill the columns of tiles better.
+const MIN_IN_PLACE: usize = 128;
 /// Approximate positions per step of the weight gradient.
 const WEIGHT_POSITIONS: usize = 512;
 /// Approximate rows of the GEMM of a chunk whose results are added to the image.
@@ -64,6 +66,14 @@ impl Blocks {
         }
         let n = rows.div_ceil((most / conv.window.output[2]).max(1));
         let rows = rows.div_ceil(n);
+        Blocks { images: 1, rows, count: [conv.batch, conv.window.rows().div_ceil(rows)] }
+    }
+
+    /// Whole images, which are read in place, or as large parts of them as make enough chunks.
+    fn of_images(conv: &Conv, groups: usize) -> Blocks {
+        let parts = CHUNKS.div_ceil(groups * conv.batch.max(1));
+        let parts = parts.min(conv.window.output_len() / POSITIONS[0]).max(1);
+        let rows = conv.window.rows().div_ceil(parts);
         Blocks { images: 1, rows, count: [conv.batch, conv.window.rows().div_ceil(rows)] }
     }
 
@@ -129,8 +139,13 @@ impl Conv {
     ) {
         let Conv { elem, out, groups, channels, filters, window, .. } = *self;
         let (depth, positions) = (channels * window.taps_len(), window.output_len());
-        let most = COLUMN_BYTES / (depth * elem.size()).max(1);
-        let blocks = Blocks::new(self, most.clamp(POSITIONS[0], POSITIONS[1]));
+        let blocks = match window.is_identity() && positions >= MIN_IN_PLACE {
+            true => Blocks::of_images(self, groups),
+            false => {
+                let most = COLUMN_BYTES / (depth * elem.size()).max(1);
+                Blocks::new(self, most.clamp(POSITIONS[0], POSITIONS[1]))
+            }
+        };
         let n = blocks.images * blocks.rows * window.output[2];
         let whole = Gemm { a: kernel.operand, ..Gemm::row_major(elem, out, filters, n, depth) };
         let left_bytes = whole.packed_left_bytes();
