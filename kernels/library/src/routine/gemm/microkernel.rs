@@ -39,6 +39,24 @@ pub(super) struct Store {
 }
 
 impl Store {
+    /// The columns to store of both halves.
+    #[inline]
+    fn masks(&self) -> [u16; 2] {
+        let mask = if self.cols >= NR { u32::MAX } else { (1 << self.cols) - 1 };
+        [mask as u16, (mask >> 16) as u16]
+    }
+
+    /// What is added to all rows.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn column_bias(&self) -> [__m512; 2] {
+        if self.bias.is_null() {
+            return [_mm512_setzero_ps(); 2];
+        }
+        // SAFETY: 32 are readable.
+        unsafe { [_mm512_loadu_ps(self.bias), _mm512_loadu_ps(self.bias.add(16))] }
+    }
+
     /// Fetches the rows of C into the cache. A prefetch may take any address.
     #[inline]
     fn prefetch(&self) {
@@ -63,6 +81,34 @@ macro_rules! of_size {
             (2, _) => $kernel::<8, 2> $arguments,
             (_, 1) => $kernel::<MR, 1> $arguments,
             _ => $kernel::<MR, 2> $arguments,
+        }
+    };
+}
+
+/// Stores a tile. That of the most frequent kind is stored here, as the sums stay in registers only if no function gets them and all loops
+/// over them are unrolled.
+macro_rules! store_tile {
+    ($sums:ident, $store:ident, $rows:ident, $halves:ident, $any:ident) => {
+        let is_plain = $store.partial.is_null() && $store.row_bias.is_null();
+        if is_plain && $store.elem == Elem::F32 {
+            let (masks, bias) = ($store.masks(), $store.column_bias());
+            let alpha = _mm512_set1_ps($store.alpha);
+            for i in 0..$rows {
+                if i < $store.rows {
+                    for half in 0..$halves {
+                        let at = i as isize * $store.c_row + half as isize * 16;
+                        let c = $store.c.cast::<f32>().offset(at);
+                        let mut value = _mm512_mul_ps($sums[i][half], alpha);
+                        if $store.load_c {
+                            value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(masks[half], c));
+                        }
+                        _mm512_mask_storeu_ps(c, masks[half], _mm512_add_ps(value, bias[half]));
+                    }
+                }
+            }
+        } else {
+            let sums = $sums;
+            $any(&sums, $store);
         }
     };
 }
@@ -153,7 +199,7 @@ macro_rules! tile {
                     b = b.wrapping_add(step);
                     next = next.wrapping_add(step);
                 }
-                $store(&acc, store);
+                store_tile!(acc, store, ROWS, HALVES, $store);
             }
         }
 
@@ -185,7 +231,7 @@ macro_rules! tile {
                     }
                     b = b.add(NR);
                 }
-                $store(&acc, store);
+                store_tile!(acc, store, ROWS, HALVES, $store);
             }
         }
 
@@ -208,7 +254,7 @@ macro_rules! tile {
                     }
                     b = b.wrapping_add(planes.words);
                 }
-                $store(&acc, store);
+                store_tile!(acc, store, ROWS, HALVES, $store);
             }
         }
 
@@ -233,29 +279,23 @@ macro_rules! tile {
             }
         }
 
+        /// Stores a tile of any kind.
         #[target_feature(enable = $features)]
-        #[inline]
+        #[inline(never)]
         unsafe fn $store<const ROWS: usize, const HALVES: usize>(
             acc: &[[__m512; HALVES]; ROWS],
             store: &Store,
         ) {
-            let mask = if store.cols >= NR { u32::MAX } else { (1 << store.cols) - 1 };
-            let masks = [mask as u16, (mask >> 16) as u16];
+            let masks = store.masks();
             let alpha = _mm512_set1_ps(store.alpha);
             // SAFETY: rows and masks keep all accesses inside the tile.
             unsafe {
-                let mut bias = [_mm512_setzero_ps(); 2];
-                if !store.bias.is_null() {
-                    bias = [_mm512_loadu_ps(store.bias), _mm512_loadu_ps(store.bias.add(16))];
-                }
-                for (i, acc) in acc.iter().enumerate() {
-                    if i >= store.rows {
-                        break;
-                    }
+                let bias = store.column_bias();
+                for (i, acc) in acc.iter().enumerate().take(store.rows) {
                     let mut row_bias = bias;
                     if !store.row_bias.is_null() {
                         let value = _mm512_set1_ps(*store.row_bias.add(i));
-                        row_bias = [_mm512_add_ps(bias[0], value), _mm512_add_ps(bias[1], value)];
+                        row_bias = bias.map(|bias| _mm512_add_ps(bias, value));
                     }
                     let i = i as isize;
                     for half in 0..HALVES {
