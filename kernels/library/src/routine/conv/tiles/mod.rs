@@ -60,7 +60,7 @@ impl Matrices {
     /// Elements between two points: an odd number of lines of the cache, as a tile's points would else be in the same places of
     /// the cache and evict each other.
     fn point(&self) -> usize {
-        (self.channels * self.row / LANES | 1) * LANES
+        ((self.channels * self.row / LANES) | 1) * LANES
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -229,9 +229,8 @@ mod portable {
                 for i in 0..2.min(planes.size[0] - row as usize) {
                     let line = planes.line(image, row as usize + i).offset(column);
                     let values = to_position(columns.map(|column| column[i]));
-                    for j in 0..2.min(planes.size[1] - column as usize) {
-                        *line.add(j) = values[j];
-                    }
+                    let width = 2.min(planes.size[1] - column as usize);
+                    line.copy_from_nonoverlapping(values.as_ptr(), width);
                 }
             }
         });

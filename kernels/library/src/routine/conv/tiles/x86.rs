@@ -91,14 +91,16 @@ unsafe fn store<const ROWS: usize>(
         unsafe { _mm512_mask_storeu_ps(line.wrapping_offset(column + skip), mask as u16, values) };
     };
     let [low, high] = values;
+    part(0, 0, low);
     match ROWS {
-        1 => [part(0, 0, low), part(0, 16, high)],
-        2 => [part(0, 0, low), part(1, 0, high)],
+        1 => part(0, 16, high),
+        2 => part(1, 0, high),
         _ => {
-            [part(0, 0, low), part(1, -8, low)];
-            [part(2, 0, high), part(3, -8, high)]
+            part(1, -8, low);
+            part(2, 0, high);
+            part(3, -8, high);
         }
-    };
+    }
 }
 
 /// The even and the odd elements of both vectors.
