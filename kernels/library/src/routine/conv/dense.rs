@@ -163,7 +163,7 @@ impl Conv {
         // SAFETY: the part holds the packed kernels.
         unsafe { pack_kernels(pool, &whole, (kernel, groups), packed, packed_bytes) };
         let chunks = groups * blocks.len();
-        let row_parts = (CHUNKS / chunks.max(1)).clamp(1, (filters / MIN_ROWS).max(1));
+        let row_parts = pool.parts(chunks).clamp(1, (filters / MIN_ROWS).max(1));
         let row_step = filters.div_ceil(row_parts).next_multiple_of(Gemm::ROWS);
         let row_parts = filters.div_ceil(row_step);
         pool.run_workers(chunks * row_parts, &|chunk, worker| {

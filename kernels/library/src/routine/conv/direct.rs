@@ -23,8 +23,8 @@ const TILE_COLUMNS: usize = 16;
 const BLOCK_COST: usize = 16;
 /// Most columns computed for each that is kept, in percent: beyond, images are unfolded.
 pub(super) const MAX_PERCENT: usize = 128;
-/// Minimum chunks of work per call, if it is large enough.
-const CHUNKS: usize = 16;
+/// Channels below which images of f32 are read at offsets, too.
+const FEW_CHANNELS: usize = 16;
 /// Minimum filters of a chunk, each of which writes its planes again.
 const MIN_FILTERS: usize = 96;
 /// Words behind the planes that tiles at their end read.
@@ -168,7 +168,9 @@ impl Conv {
         let Conv { elem, channels, window, .. } = *self;
         let taps = window.taps_len();
         let reads = self.reads();
-        if !self.is_fit() || !reads.is_dense(self.words()) {
+        // Unfolding f32 images costs no more than their planes, but for few channels.
+        let pays = elem == Elem::BF16 || channels < FEW_CHANNELS;
+        if !pays || !self.is_fit() || !reads.is_dense(self.words()) {
             return false;
         }
         let kernel = Kernel { elem, filter: channels * taps, channel: taps, channels, taps };
@@ -189,7 +191,7 @@ impl Conv {
         let turned = Conv { channels: filters, filters: channels, ..*self };
         let is_winograd =
             dense::turned(&window).is_some_and(|window| Conv { window, ..turned }.is_winograd());
-        if !self.is_fit() || is_winograd {
+        if elem != Elem::BF16 || !self.is_fit() || is_winograd {
             return false;
         }
         let [_, down, across] = window.strides;
@@ -229,13 +231,12 @@ impl Conv {
         }
     }
 
-    /// Whether the convolution is in bf16, with two axes at most, windows that overlap, and kernels for its types.
+    /// Whether the convolution has two axes at most, windows that overlap, and kernels for its types.
     pub(super) fn is_fit(&self) -> bool {
         let window = &self.window;
         let is_flat = [window.input[0], window.output[0], window.taps[0]] == [1; 3];
         let overlaps = window.taps_len() > window.strides[1] * window.strides[2];
-        let is_available = self.elem == Elem::BF16 && planes::available(self.elem, self.out);
-        is_flat && window.low[0] == 0 && overlaps && is_available
+        is_flat && window.low[0] == 0 && overlaps && planes::available(self.elem, self.out)
     }
 
     /// Words of the channels of a position.
@@ -320,7 +321,7 @@ impl Conv {
         let step = reads.block(channel_words).0;
         let blocks = reads.output[0].div_ceil(step);
         let chunks = batch * groups * blocks;
-        let parts = (CHUNKS / chunks.max(1)).clamp(1, (filters / MIN_FILTERS).max(1));
+        let parts = pool.parts(chunks).clamp(1, (filters / MIN_FILTERS).max(1));
         let part = panels.div_ceil(parts);
         let parts = panels.div_ceil(part);
         let [image, result] = [reads.input, reads.result].map(|[height, width]| height * width);

@@ -76,7 +76,7 @@ impl Conv {
         let Conv { elem, out, batch, groups, channels, filters, window } = *self;
         let is_large = window.output_len() >= MIN_POSITIONS && window.strides == [1; 3];
         let is_small = filters * channels * window.taps_len() <= MAX_SUMS;
-        if !self.is_fit() || !is_large || !is_small {
+        if self.elem != Elem::BF16 || !self.is_fit() || !is_large || !is_small {
             return false;
         }
         let reads = self.reads();

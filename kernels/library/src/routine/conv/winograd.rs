@@ -28,8 +28,6 @@ const WEIGHT_BYTES: usize = 2 << 20;
 const MIN_WEIGHT_TILES: usize = 128;
 /// Minimum filters per chunk, each of which transforms its tiles again.
 const MIN_FILTERS: usize = 48;
-/// Chunks per thread from which uneven ones level out.
-const EVEN: usize = 8;
 /// Least filters and channels of a part of the weight gradient, and what a part of them transforms for, counted in products.
 const LEAST: usize = 16;
 const TRANSFORM: usize = 16;
@@ -166,10 +164,9 @@ impl Conv {
         let tiles = self.tiles();
         let all_rows = batch * tiles.rows;
         let chunks = groups * all_rows.div_ceil(step);
-        // Each part transforms the tiles again: the fewest that give every thread the same work. Threads share nothing that they
-        // write, as exchanging it may be slower than computing it twice.
-        let threads = pool.threads();
-        let parts = if chunks < EVEN * threads { threads / gcd(chunks.max(1), threads) } else { 1 };
+        // Each part transforms the tiles again. Threads share nothing that they write, as exchanging it may be slower than computing
+        // it twice.
+        let parts = pool.parts(chunks);
         let part = filters.div_ceil(parts).max(MIN_FILTERS).next_multiple_of(Gemm::ROWS);
         let parts = filters.div_ceil(part);
         let at = Shareable::new((x, *kernels, y));
@@ -287,10 +284,6 @@ fn split(threads: usize, sizes: [usize; 2]) -> [usize; 2] {
         rounds * (m * c + TRANSFORM * (m + c))
     };
     ways.min_by_key(cost).unwrap_or([1, 1])
-}
-
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// The kernels of all groups at all points, `[filters, channels]` or, if turned, `[channels, filters]`.
