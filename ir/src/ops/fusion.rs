@@ -24,6 +24,8 @@ pub enum FusionKind {
     /// Attention, or its gradient, with layout operations before and behind it: the kernel reads and
     /// writes in place of them.
     Attention,
+    /// A batch normalization with the sum and the ReLU behind it, or its gradient with those before it.
+    BatchNorm,
 }
 
 impl FusionKind {
@@ -37,12 +39,13 @@ impl FusionKind {
             FusionKind::MultiTensor => "multi_tensor",
             FusionKind::Gemm => "gemm",
             FusionKind::Attention => "attention",
+            FusionKind::BatchNorm => "batch_norm",
         }
     }
 
     /// Whether a hand-written kernel runs the region; otherwise code generation compiles it.
     pub fn is_library(self) -> bool {
-        matches!(self, FusionKind::Gemm | FusionKind::Attention)
+        matches!(self, FusionKind::Gemm | FusionKind::Attention | FusionKind::BatchNorm)
     }
 }
 

@@ -3,11 +3,12 @@
 mod cudnn;
 
 use crate::assembler::Assembler;
-use crate::routine::elem;
+use crate::routine::{Call, elem, operand, result};
 use crate::source::SourceKernel;
 use crate::source::c_type;
+use frit_ir::ops::{BinaryFn, UnaryFn};
 use frit_ir::plan::{Argument, Pointer};
-use frit_ir::{DType, Node, Op, TensorType};
+use frit_ir::{DType, Graph, Node, Op, TensorType, ValueId};
 use frit_kernels::routine::Routine;
 use frit_kernels::routine::batch_norm::BatchNorm;
 
@@ -126,11 +127,82 @@ pub(super) fn cpu(op: &Op, ins: &[&TensorType], _: &[&TensorType]) -> Option<Rou
         let dims = x.shape.dims();
         let (elem, size) = (elem(x.dtype)?, dims[2..].iter().product());
         let known = vectors.iter().all(|ty| ty.dtype == DType::F32);
-        known.then_some(BatchNorm { elem, batch: dims[0], channels: dims[1], size, eps })
+        let (batch, channels) = (dims[0], dims[1]);
+        known.then_some(BatchNorm { elem, batch, channels, size, eps, relu: false })
     };
     match op {
         Op::BatchNorm(op) => norm(op.eps, ins[0], &ins[1..]).map(Routine::BatchNorm),
         Op::BatchNormGrad(op) => norm(op.eps, ins[1], &ins[2..]).map(Routine::BatchNormGrad),
         _ => None,
     }
+}
+
+/// The routine of a body that is a batch normalization with a ReLU and a sum.
+pub(super) fn cpu_with_relu(body: &Graph, nodes: &[&Node]) -> Option<Call> {
+    // What is read in the order of the routine, and written.
+    let (norm, reads, writes): (&Node, Vec<ValueId>, Vec<ValueId>) = match *nodes {
+        [norm, ref rest @ ..] if matches!(norm.op, Op::BatchNorm(_)) => {
+            let y = norm.outputs[0];
+            let (sum, added) = match *rest {
+                [add, _] => (add.outputs[0], Some(other_term(add, y)?)),
+                [_] => (y, None),
+                _ => return None,
+            };
+            let relu = rest.last().filter(|relu| is_relu(relu, sum))?;
+            let writes = [&relu.outputs[..], &norm.outputs[1..]].concat();
+            (norm, norm.inputs.iter().copied().chain(added).collect(), writes)
+        }
+        [ref rest @ .., norm] if matches!(norm.op, Op::BatchNormGrad(_)) => {
+            let gate = rest.last().filter(|gate| is_gate(gate, norm.inputs[0]))?;
+            let (dy, added) = match *rest {
+                [add, _] if add.outputs == [gate.inputs[0]] => {
+                    (other_term(add, add.inputs[1])?, Some(add.inputs[1]))
+                }
+                [_] => (gate.inputs[0], None),
+                _ => return None,
+            };
+            let [_, x, ref vectors @ ..] = norm.inputs[..] else { return None };
+            let read = [dy, x].into_iter().chain(vectors.iter().copied());
+            let reads = read.chain([gate.inputs[1]]).chain(added).collect();
+            // What passes the ReLU need not be a result.
+            let passed = gate.outputs.iter().filter(|v| result(body, **v).is_some());
+            (norm, reads, norm.outputs.iter().chain(passed).copied().collect())
+        }
+        _ => return None,
+    };
+    let image = body.ty(writes[0]);
+    let others = nodes.iter().filter(|node| node.op != norm.op);
+    let fits = others.flat_map(|n| n.inputs.iter().chain(&n.outputs)).all(|v| body.ty(*v) == image)
+        && body.outputs.len() == writes.len();
+    let types = |values: &[ValueId]| values.iter().map(|v| body.ty(*v)).collect::<Vec<_>>();
+    let mut routine =
+        fits.then(|| cpu(&norm.op, &types(&norm.inputs), &types(&norm.outputs)))??;
+    if let Routine::BatchNorm(norm) | Routine::BatchNormGrad(norm) = &mut routine {
+        norm.relu = true;
+    }
+    let reads = reads.iter().map(|v| Some((operand(body, *v)?, 0)));
+    let writes = writes.iter().map(|v| Some((result(body, *v)?, 0)));
+    Some(Call {
+        routine,
+        reads: reads.collect::<Option<_>>()?,
+        writes: writes.collect::<Option<_>>()?,
+    })
+}
+
+/// The term of a sum that is not this value.
+fn other_term(add: &Node, value: ValueId) -> Option<ValueId> {
+    let Op::Binary(BinaryFn::Add) = add.op else { return None };
+    match add.inputs[..] {
+        [a, b] if a == value && b != value => Some(b),
+        [a, b] if b == value && a != value => Some(a),
+        _ => None,
+    }
+}
+
+fn is_relu(node: &Node, of: ValueId) -> bool {
+    matches!(node.op, Op::Unary(UnaryFn::Relu)) && node.inputs == [of]
+}
+
+fn is_gate(node: &Node, dy: ValueId) -> bool {
+    matches!(node.op, Op::Binary(BinaryFn::ReluGrad)) && node.outputs == [dy]
 }

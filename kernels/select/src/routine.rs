@@ -93,8 +93,11 @@ fn written(routine: &Routine) -> RoutineCall {
 /// The routine of a body whose operands are all in memory.
 fn of_operands(body: &Graph) -> Option<Call> {
     let nodes: Vec<&Node> = body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf()).collect();
-    if let Some(call) = matmul::cpu(body, &nodes).or_else(|| attention::cpu(body)) {
-        return Some(call);
+    let region = matmul::cpu(body, &nodes)
+        .or_else(|| attention::cpu(body))
+        .or_else(|| batch_norm::cpu_with_relu(body, &nodes));
+    if region.is_some() {
+        return region;
     }
     let [node] = nodes[..] else { return None };
     let types = |values: &[ValueId]| values.iter().map(|v| body.ty(*v)).collect::<Vec<_>>();

@@ -1,10 +1,12 @@
 //! CPU routines against the interpreter, on windows with unusual strides, dilations and padding.
 
-use frit_ir::interpret::{Options, eval_op};
+use frit_ir::interpret::{Options, eval_op, run};
 use frit_ir::ops::*;
-use frit_ir::{DType, Graph, Op, Origin, OutputKind, Region, Tensor, TensorType};
+use frit_ir::plan::{self, Source};
+use frit_ir::{DType, Graph, Op, Origin, OutputKind, Region, Tensor, TensorType, ValueId};
 use frit_kernels::pool::Pool;
 use frit_kernels::routine::{Operand, Routine};
+use std::collections::HashMap;
 
 /// Distinct numbers that f32 and bf16 hold exactly.
 fn operand(dtype: DType, shape: &[usize], seed: usize) -> Tensor {
@@ -18,28 +20,43 @@ fn bytes(tensor: &Tensor) -> Vec<u64> {
     raw.chunks(8).map(|c| c.iter().rev().fold(0, |word, b| word << 8 | u64::from(*b))).collect()
 }
 
+/// The name and the value of an operand.
+fn fed(i: usize) -> String {
+    format!("x{i}")
+}
+
+/// A graph with these operands, and their values.
+fn graph_of(operands: &[Tensor]) -> (Graph, Vec<ValueId>) {
+    let mut body = Graph::new("body");
+    let inputs = operands.iter().enumerate().map(|(i, t)| {
+        let input = Op::Input(Input { name: fed(i), ty: t.ty.clone() });
+        body.add1(input, &[], Origin::none(), Region::Forward).expect("input")
+    });
+    let inputs = inputs.collect();
+    (body, inputs)
+}
+
 /// Runs the routine of the operation on two pools and compares with the interpreter.
 fn check(op: Op, operands: &[Tensor]) {
-    let mut body = Graph::new("body");
-    let inputs: Vec<_> = operands
-        .iter()
-        .enumerate()
-        .map(|(i, t)| {
-            let input = Input { name: format!("x{i}"), ty: t.ty.clone() };
-            body.add1(Op::Input(input), &[], Origin::none(), Region::Forward).expect("input")
-        })
-        .collect();
+    let (mut body, inputs) = graph_of(operands);
     let outputs = body.add(op.clone(), &inputs, Origin::none(), Region::Forward);
     let outputs = outputs.unwrap_or_else(|e| panic!("{op:?}: {e}"));
     for (i, value) in outputs.iter().enumerate() {
         body.add_output(&i.to_string(), *value, OutputKind::Result);
     }
-    let selected = frit_select::cpu(&body).unwrap_or_else(|| panic!("{op:?} has no routine"));
-    assert_eq!((&selected.reads, &selected.writes), (&None, &None));
+    let selected = check_body(&body, operands);
+    assert_eq!((selected.reads, selected.writes), (None, None));
+}
+
+/// Runs the routine of a body on two pools and compares with the interpreter.
+fn check_body(body: &Graph, operands: &[Tensor]) -> plan::Routine {
+    let selected = frit_select::cpu(body).unwrap_or_else(|| panic!("no routine for\n{body}"));
     let routine = serde_json::to_value(&selected.call).and_then(serde_json::from_value::<Routine>);
     let routine = routine.expect("a routine of the library");
-    let expected = eval_op(&op, &operands.iter().collect::<Vec<_>>(), Options::default());
-    let expected = expected.expect("a value");
+    let feeds: HashMap<String, Tensor> =
+        operands.iter().enumerate().map(|(i, t)| (fed(i), t.clone())).collect();
+    let expected = run(body, &feeds, Options::default()).expect("values");
+    let outputs: Vec<ValueId> = body.outputs.iter().map(|o| o.value).collect();
     for threads in [1, 3] {
         let pool = Pool::new(threads);
         let mut reads: Vec<Vec<u64>> = operands.iter().map(bytes).collect();
@@ -51,19 +68,34 @@ fn check(op: Op, operands: &[Tensor]) {
         };
         let from: Vec<_> = reads.iter_mut().zip(operands).map(|(w, t)| at(w, &t.ty)).collect();
         let to: Vec<_> = writes.iter_mut().zip(&outputs).map(|(w, v)| at(w, body.ty(*v))).collect();
+        let from = match &selected.reads {
+            None => from,
+            Some(sources) => {
+                let operand = |source: &Source| match source {
+                    Source::Operand(i, 0) => from[*i],
+                    other => panic!("{other}"),
+                };
+                sources.iter().map(operand).collect()
+            }
+        };
+        let to = match &selected.writes {
+            None => to,
+            Some(places) => places.iter().map(|(i, _)| to[*i]).collect(),
+        };
         // SAFETY: the words are as many as the types ask for.
         unsafe { routine.run(&pool, &from, &to) }.expect("runs");
-        for ((words, v), expected) in writes.iter().zip(&outputs).zip(&expected) {
+        for ((words, v), (_, expected)) in writes.iter().zip(&outputs).zip(&expected) {
             let raw: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
             let ty = body.ty(*v).clone();
             let found = Tensor::from_bytes(ty.clone(), &raw[..ty.bytes()]).expect("a tensor");
             let tolerance = if ty.dtype == DType::F32 { 1e-5 } else { 1e-2 };
             for (a, b) in found.to_f64s().iter().zip(expected.to_f64s()) {
                 let error = (a - b).abs() / b.abs().max(1.0);
-                assert!(error < tolerance, "{op:?} on {threads} threads: {a} for {b}");
+                assert!(error < tolerance, "{threads} threads: {a} for {b} of\n{body}");
             }
         }
     }
+    selected
 }
 
 /// Spatial sizes, taps, stride, dilation, borders.
@@ -151,6 +183,105 @@ fn batch_normalization() {
             let grad = BatchNormGrad { eps: 1e-5 };
             check(Op::BatchNormGrad(grad), &[dy, x, vector(2), mean, var]);
         }
+    }
+}
+
+/// A batch normalization, and its gradient, with a ReLU, with and without a sum, of which either term may be the first, and with
+/// and without the gradient that passes the ReLU as a result.
+#[test]
+fn batch_normalization_with_relu() {
+    let mut bodies = 0;
+    let cases = [
+        (&[4, 3][..], DType::F32),
+        (&[2, 3, 5], DType::F16),
+        (&[3, 2, 8, 8], DType::BF16),
+        (&[2, 3, 40, 40], DType::F16),
+    ];
+    for (shape, dtype) in cases {
+        let vector = |seed| operand(DType::F32, &[shape[1]], seed);
+        let image = |seed| operand(dtype, shape, seed);
+        let (x, scale, bias) = (image(1), vector(2), vector(3));
+        let norm = Op::BatchNorm(BatchNorm { eps: 1e-5 });
+        let statistics = eval_op(&norm, &[&x, &scale, &bias], Options::default());
+        let [_, mean, var] = &statistics.expect("statistics")[..] else { panic!("three results") };
+        for sum in [None, Some(0), Some(1)] {
+            let forward = [x.clone(), scale.clone(), bias.clone(), image(4)];
+            let operands = &forward[..if sum.is_some() { 4 } else { 3 }];
+            let (mut body, v) = graph_of(operands);
+            let mut add = |op: Op, inputs: &[ValueId]| {
+                body.add(op, inputs, Origin::none(), Region::Forward).expect("a node")
+            };
+            let of_norm = add(norm.clone(), &v[..3]);
+            let mut y = of_norm[0];
+            if let Some(first) = sum {
+                let terms = if first == 0 { [y, v[3]] } else { [v[3], y] };
+                y = add(Op::Binary(BinaryFn::Add), &terms)[0];
+            }
+            let y = add(Op::Unary(UnaryFn::Relu), &[y])[0];
+            for (i, value) in [of_norm[1], y, of_norm[2]].into_iter().enumerate() {
+                body.add_output(&i.to_string(), value, OutputKind::Result);
+            }
+            check_body(&body, operands);
+            for is_kept in [false, true] {
+                let all = [
+                    x.clone(),
+                    scale.clone(),
+                    mean.clone(),
+                    var.clone(),
+                    image(5),
+                    image(6),
+                    image(7),
+                ];
+                let operands = &all[..if sum.is_some() { 7 } else { 6 }];
+                let (mut body, v) = graph_of(operands);
+                let mut add = |op: Op, inputs: &[ValueId]| {
+                    body.add(op, inputs, Origin::none(), Region::Backward).expect("a node")
+                };
+                let mut dy = v[4];
+                if let Some(first) = sum {
+                    let terms = if first == 0 { [dy, v[6]] } else { [v[6], dy] };
+                    dy = add(Op::Binary(BinaryFn::Add), &terms)[0];
+                }
+                let passed = add(Op::Binary(BinaryFn::ReluGrad), &[dy, v[5]])[0];
+                let gradient = Op::BatchNormGrad(BatchNormGrad { eps: 1e-5 });
+                let results = add(gradient, &[passed, v[0], v[1], v[2], v[3]]);
+                let kept = is_kept.then_some(passed);
+                for (i, value) in kept.into_iter().chain(results).enumerate() {
+                    body.add_output(&i.to_string(), value, OutputKind::Result);
+                }
+                check_body(&body, operands);
+                bodies += 1;
+            }
+        }
+    }
+    assert_eq!(bodies, 24);
+}
+
+/// Bodies that are nearly such regions have no routine.
+#[test]
+fn other_operations_around_a_batch_normalization_have_no_routine() {
+    let operands = [
+        operand(DType::F32, &[2, 3, 4], 1),
+        operand(DType::F32, &[3], 2),
+        operand(DType::F32, &[3], 3),
+        operand(DType::F32, &[4], 4),
+    ];
+    let norm = Op::BatchNorm(BatchNorm { eps: 1e-5 });
+    type Sum = fn(ValueId, ValueId) -> [ValueId; 2];
+    // Twice itself; a vector.
+    let sums: [Sum; 2] = [|y, _| [y, y], |y, other| [y, other]];
+    for sum in sums {
+        let (mut body, v) = graph_of(&operands);
+        let mut add = |op: Op, inputs: &[ValueId]| {
+            body.add(op, inputs, Origin::none(), Region::Forward).expect("a node")
+        };
+        let of_norm = add(norm.clone(), &v[..3]);
+        let y = add(Op::Binary(BinaryFn::Add), &sum(of_norm[0], v[3]))[0];
+        let y = add(Op::Unary(UnaryFn::Relu), &[y])[0];
+        for (i, value) in [y, of_norm[1], of_norm[2]].into_iter().enumerate() {
+            body.add_output(&i.to_string(), value, OutputKind::Result);
+        }
+        assert!(frit_select::cpu(&body).is_none(), "{body}");
     }
 }
 

@@ -72,14 +72,14 @@ pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
 
 type Follows = fn(&Clusters<'_, '_>, &Node, ValueId) -> bool;
 
-/// Whether a node is still free to be fused with a matmul.
-fn is_free(clusters: &Clusters<'_, '_>, at: usize, matmul: &Node) -> bool {
+/// Whether a node is still free to be fused with a library kernel.
+pub(super) fn is_free(clusters: &Clusters<'_, '_>, at: usize, matmul: &Node) -> bool {
     let node = clusters.facts.node(at);
     clusters.owner[at].is_none() && node.region == matmul.region && !clusters.facts.is_sharded(node)
 }
 
 /// The only reader of `value`, if it may be the next node of the region.
-fn only_reader(
+pub(super) fn only_reader(
     clusters: &Clusters<'_, '_>,
     value: ValueId,
     matmul: &Node,

@@ -1,7 +1,7 @@
 //! Fusion: groups of nodes that run as one kernel become single `fusion` nodes.
 //!
 //! In: the final graph. Out: the same graph in which every elementwise operation, reduction, normalization, softmax and
-//! loss is in a `fusion` node, alone or with others, and matmuls have epilogues ([`gemm`]). A cross-entropy and its
+//! loss is in a `fusion` node, alone or with others, and matmuls have epilogues ([`gemm`]), batch normalizations ReLUs ([`batch_norm`]). A cross-entropy and its
 //! gradient are one region ([`loss`]); the gradient of an embedding is added to another gradient of its table
 //! ([`embedding`]), and low-precision values are widened where they are read ([`widen`]). [`region`] defines what each kind of region may contain; merges are selected
 //! greedily by bytes saved ([`merge`]).
@@ -10,6 +10,7 @@
 //! scalars of the update, optimizer steps, and all operations on sharded values, which lowering handles per flat group.
 
 mod attention;
+mod batch_norm;
 mod cluster;
 mod col_reduce;
 mod embedding;
@@ -87,6 +88,7 @@ impl Pass for Fuse {
         quantized::form(&mut clusters);
         gemm::form(&mut clusters);
         attention::form(&mut clusters);
+        batch_norm::form(&mut clusters);
         clusters.seed();
         let before = clusters.bytes();
         merge::merge(&mut clusters);

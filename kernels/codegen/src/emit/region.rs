@@ -129,7 +129,7 @@ fn iteration_space(body: &Graph, kind: FusionKind) -> Result<Space, Unsupported>
         FusionKind::MultiTensor => {
             return Err(Unsupported::new("fusion", "it is several regions"));
         }
-        FusionKind::Gemm | FusionKind::Attention => {
+        FusionKind::Gemm | FusionKind::Attention | FusionKind::BatchNorm => {
             return Err(Unsupported::new("fusion", "it is a library kernel"));
         }
     };

@@ -1,4 +1,4 @@
-//! Batch normalization and its gradient. The unit of work is some channels, whose elements of an image lie side by side; sums are f64, of
+//! Batch normalization and its gradient, with the ReLU and the sum around them. The unit of work is some channels, whose elements of an image lie side by side; sums are f64, of
 //! [`LANES`] partial sums.
 
 mod element;
@@ -28,33 +28,41 @@ pub struct BatchNorm {
     pub size: usize,
     /// Added to the variance.
     pub eps: f64,
+    /// Whether `y` is the ReLU of what is normalized, and `dy` the gradient of that.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub relu: bool,
+}
+
+/// Where a gradient passes a ReLU.
+#[derive(Clone, Copy)]
+pub struct Gate {
+    /// The result of the ReLU.
+    pub y: *const u8,
+    /// A gradient that is added to that of the ReLU's result, or null.
+    pub added: *const u8,
+    /// Where the gradient of its operand is written, or null.
+    pub passed: *mut u8,
 }
 
 impl BatchNorm {
-    /// `y`, and the mean and biased variance of each channel.
+    /// `y`, and the mean and biased variance of each channel. `added`, or null, is added before the ReLU.
     ///
     /// # Safety
     /// The pointers must be aligned and valid for tensors of these shapes; results overlap no operand.
     pub unsafe fn forward(
         &self,
         pool: &Pool,
-        x: *const u8,
-        [scale, bias]: [*const f32; 2],
+        [x, added]: [*const u8; 2],
+        factors: [*const f32; 2],
         y: *mut u8,
         statistics: [*mut f32; 2],
     ) {
         // SAFETY: passed on.
         unsafe {
             match self.elem {
-                Elem::F32 => {
-                    self.forward_of::<f32>(pool, x.cast(), [scale, bias], y.cast(), statistics)
-                }
-                Elem::BF16 => {
-                    self.forward_of::<bf16>(pool, x.cast(), [scale, bias], y.cast(), statistics)
-                }
-                Elem::F16 => {
-                    self.forward_of::<f16>(pool, x.cast(), [scale, bias], y.cast(), statistics)
-                }
+                Elem::F32 => self.forward_of::<f32>(pool, [x, added], factors, y, statistics),
+                Elem::BF16 => self.forward_of::<bf16>(pool, [x, added], factors, y, statistics),
+                Elem::F16 => self.forward_of::<f16>(pool, [x, added], factors, y, statistics),
             }
         }
     }
@@ -62,30 +70,31 @@ impl BatchNorm {
     unsafe fn forward_of<T: Element>(
         &self,
         pool: &Pool,
-        x: *const T,
+        x: [*const u8; 2],
         [scale, bias]: [*const f32; 2],
-        y: *mut T,
+        y: *mut u8,
         [mean_out, var_out]: [*mut f32; 2],
     ) {
-        let at = Shareable::new((x, scale, bias, y, mean_out, var_out));
+        let [x, added] = x.map(|x| x.cast::<T>());
+        let at = Shareable::new((x, added, scale, bias, y.cast::<T>(), mean_out, var_out));
         let (step, n) = (self.step(), (self.batch * self.size) as f64);
         pool.run_workers(self.channels.div_ceil(step), &|chunk, worker: &mut Worker| {
-            let (x, scale, bias, y, mean_out, var_out) = at.get();
+            let (x, added, scale, bias, y, mean_out, var_out) = at.get();
             let range = chunk * step..self.channels.min((chunk + 1) * step);
             let [factors] = worker.tiles.split([range.len() * size_of::<[f32; 3]>()]);
             // SAFETY: channels are disjoint and inside the tensors.
             unsafe {
                 let factors = factors.cast::<[f32; 3]>();
                 let factors = std::slice::from_raw_parts_mut(factors, range.len());
-                let row = |i: usize, c: usize| {
-                    std::slice::from_raw_parts(x.add(self.row(i, c)), self.size)
+                let row = |of: *const T, i: usize, c: usize| {
+                    std::slice::from_raw_parts(of.add(self.row(i, c)), self.size)
                 };
                 for (c, factors) in range.clone().zip(&mut *factors) {
                     let mut sums = [0.0; LANES];
-                    (0..self.batch).for_each(|i| T::add_elements(row(i, c), &mut sums));
+                    (0..self.batch).for_each(|i| T::add_elements(row(x, i, c), &mut sums));
                     let mean = sums.iter().sum::<f64>() / n;
                     let mut squares = [0.0; LANES];
-                    (0..self.batch).for_each(|i| T::add_squares(row(i, c), mean, &mut squares));
+                    (0..self.batch).for_each(|i| T::add_squares(row(x, i, c), mean, &mut squares));
                     let var = squares.iter().sum::<f64>() / n;
                     let factor = f64::from(*scale.add(c)) / (var + self.eps).sqrt();
                     *factors = [mean as f32, factor as f32, *bias.add(c)];
@@ -95,21 +104,23 @@ impl BatchNorm {
                 for i in 0..self.batch {
                     for (c, factors) in range.clone().zip(&*factors) {
                         let y = std::slice::from_raw_parts_mut(y.add(self.row(i, c)), self.size);
-                        T::normalize(row(i, c), *factors, y);
+                        let added = (!added.is_null()).then(|| row(added, i, c));
+                        T::normalize((row(x, i, c), added), *factors, self.relu, y);
                     }
                 }
             }
         });
     }
 
-    /// `dx`, `dscale` and `dbias`.
+    /// `dx`, `dscale` and `dbias`. Where there is a ReLU, `dy` is the gradient of its result.
     ///
     /// # Safety
     /// As for [`BatchNorm::forward`].
     pub unsafe fn backward(
         &self,
         pool: &Pool,
-        [dy, x]: [*const u8; 2],
+        of: [*const u8; 2],
+        gate: Option<Gate>,
         of_x: [*const f32; 3],
         dx: *mut u8,
         sums: [*mut f32; 2],
@@ -117,15 +128,9 @@ impl BatchNorm {
         // SAFETY: passed on.
         unsafe {
             match self.elem {
-                Elem::F32 => {
-                    self.backward_of::<f32>(pool, [dy.cast(), x.cast()], of_x, dx.cast(), sums)
-                }
-                Elem::BF16 => {
-                    self.backward_of::<bf16>(pool, [dy.cast(), x.cast()], of_x, dx.cast(), sums)
-                }
-                Elem::F16 => {
-                    self.backward_of::<f16>(pool, [dy.cast(), x.cast()], of_x, dx.cast(), sums)
-                }
+                Elem::F32 => self.backward_of::<f32>(pool, of, gate, of_x, dx, sums),
+                Elem::BF16 => self.backward_of::<bf16>(pool, of, gate, of_x, dx, sums),
+                Elem::F16 => self.backward_of::<f16>(pool, of, gate, of_x, dx, sums),
             }
         }
     }
@@ -133,17 +138,22 @@ impl BatchNorm {
     unsafe fn backward_of<T: Element>(
         &self,
         pool: &Pool,
-        [dy, x]: [*const T; 2],
+        of: [*const u8; 2],
+        gate: Option<Gate>,
         [scale, mean, var]: [*const f32; 3],
-        dx: *mut T,
+        dx: *mut u8,
         [dscale, dbias]: [*mut f32; 2],
     ) {
-        let at = Shareable::new((dy, x, scale, mean, var, dx, dscale, dbias));
+        let [dy, x] = of.map(|of| of.cast::<T>());
+        let at = Shareable::new((dy, x, gate, scale, mean, var, dx.cast::<T>(), dscale, dbias));
         let (step, n) = (self.step(), (self.batch * self.size) as f64);
         pool.run_workers(self.channels.div_ceil(step), &|chunk, worker: &mut Worker| {
-            let (dy, x, scale, mean, var, dx, dscale, dbias) = at.get();
+            let (dy, x, gate, scale, mean, var, dx, dscale, dbias) = at.get();
             let range = chunk * step..self.channels.min((chunk + 1) * step);
             let [factors] = worker.tiles.split([range.len() * size_of::<[f32; 5]>()]);
+            // What passes the ReLU is kept where it is a result, else in the place of `dx`.
+            let passed = gate.map(|gate| gate.passed.cast::<T>()).filter(|at| !at.is_null());
+            let passed = passed.unwrap_or(dx);
             // SAFETY: channels are disjoint and inside the tensors.
             unsafe {
                 let factors = factors.cast::<[f32; 5]>();
@@ -151,13 +161,24 @@ impl BatchNorm {
                 let row = |of: *const T, i: usize, c: usize| {
                     std::slice::from_raw_parts(of.add(self.row(i, c)), self.size)
                 };
+                let row_of = |of: *mut T, i: usize, c: usize| {
+                    std::slice::from_raw_parts_mut(of.add(self.row(i, c)), self.size)
+                };
                 for (c, factors) in range.clone().zip(&mut *factors) {
                     let mean = *mean.add(c);
                     let rstd = (1.0 / (f64::from(*var.add(c)) + self.eps).sqrt()) as f32;
                     let (mut sums, mut products) = ([0.0; LANES], [0.0; LANES]);
                     for i in 0..self.batch {
-                        let (dy, x) = (row(dy, i, c), row(x, i, c));
-                        T::add_products(dy, x, [mean, rstd], &mut sums, &mut products);
+                        let mut of_norm = row(dy, i, c);
+                        if let Some(gate) = gate {
+                            let added = gate.added.cast::<T>();
+                            let added = (!added.is_null()).then(|| row(added, i, c));
+                            let passed = row_of(passed, i, c);
+                            T::pass((of_norm, added), row(gate.y.cast(), i, c), passed);
+                            of_norm = passed;
+                        }
+                        let x = row(x, i, c);
+                        T::add_products(of_norm, x, [mean, rstd], &mut sums, &mut products);
                     }
                     let [sum, product] = [sums, products].map(|lanes| lanes.iter().sum::<f64>());
                     let factor = *scale.add(c) * rstd;
@@ -167,8 +188,19 @@ impl BatchNorm {
                 }
                 for i in 0..self.batch {
                     for (c, factors) in range.clone().zip(&*factors) {
-                        let dx = std::slice::from_raw_parts_mut(dx.add(self.row(i, c)), self.size);
-                        T::differentiate(row(dy, i, c), row(x, i, c), *factors, dx);
+                        let x = row(x, i, c);
+                        match gate {
+                            Some(_) if passed == dx => {
+                                T::differentiate_in_place(row_of(dx, i, c), x, *factors);
+                            }
+                            Some(_) => {
+                                let dy = row(passed.cast_const(), i, c);
+                                T::differentiate(dy, x, *factors, row_of(dx, i, c));
+                            }
+                            None => {
+                                T::differentiate(row(dy, i, c), x, *factors, row_of(dx, i, c));
+                            }
+                        }
                     }
                 }
             }

@@ -42,7 +42,7 @@ use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable};
 use adafactor::Adafactor;
 use attention::{Attention, BackwardInputs, BackwardOutputs, GradientStrides};
-use batch_norm::BatchNorm;
+use batch_norm::{BatchNorm, Gate};
 use conv::Conv;
 use convert::convert;
 use copy::StridedCopy;
@@ -82,9 +82,10 @@ pub enum Routine {
     SumPool(Pooling),
     /// Its gradient.
     SumPoolGrad(Pooling),
-    /// Batch normalization.
+    /// Batch normalization of `x`, by scale and bias, and of the sum with a fourth operand, if there is one.
     BatchNorm(BatchNorm),
-    /// Its gradient.
+    /// Its gradient. With a ReLU the result of that is the sixth operand, and if there is a seventh, it is added to the first; a fourth
+    /// result is what passes the ReLU.
     BatchNormGrad(BatchNorm),
     /// Attention.
     Attention(Attention),
@@ -228,6 +229,8 @@ impl Routine {
         writes: &[Operand],
     ) -> Result<(), String> {
         let read = |i: usize| reads[i].pointer.cast_const();
+        let optional =
+            |i: usize| reads.get(i).map_or(std::ptr::null(), |read| read.pointer.cast_const());
         let write = |i: usize| writes[i].pointer;
         // SAFETY: by the contract of this function.
         unsafe {
@@ -244,7 +247,7 @@ impl Routine {
                 Routine::SumPoolGrad(pooling) => pooling.sum_grad(pool, read(0), write(0)),
                 Routine::BatchNorm(norm) => norm.forward(
                     pool,
-                    read(0),
+                    [read(0), optional(3)],
                     [read(1).cast(), read(2).cast()],
                     write(0),
                     [write(1).cast(), write(2).cast()],
@@ -252,13 +255,18 @@ impl Routine {
                 Routine::BatchNormGrad(norm) => norm.backward(
                     pool,
                     [read(0), read(1)],
+                    norm.relu.then(|| Gate {
+                        y: read(5),
+                        added: optional(6),
+                        passed: writes.get(3).map_or(std::ptr::null_mut(), |w| w.pointer),
+                    }),
                     [read(2).cast(), read(3).cast(), read(4).cast()],
                     write(0),
                     [write(1).cast(), write(2).cast()],
                 ),
                 Routine::Attention(attention) => {
-                    let mask = reads.get(3).map_or(std::ptr::null(), |m| m.pointer.cast_const());
                     let (q, k, v) = (read(0), read(1), read(2));
+                    let mask = optional(3);
                     attention.forward(pool, q, k, v, mask, write(0), write(1).cast());
                 }
                 Routine::AttentionGrad(attention, gradients) => {
@@ -268,9 +276,8 @@ impl Routine {
                     .forward(pool, read(0), read(1), write(0))
                     .map_err(|e| e.to_string())?,
                 Routine::EmbeddingGrad(embedding) => {
-                    let added = reads.get(2).map_or(std::ptr::null(), |r| r.pointer.cast_const());
                     embedding
-                        .backward(pool, [read(1), read(0), added], write(0))
+                        .backward(pool, [read(1), read(0), optional(2)], write(0))
                         .map_err(|e| e.to_string())?;
                 }
                 Routine::Copy(parts) => {

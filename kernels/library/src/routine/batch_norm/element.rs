@@ -28,11 +28,17 @@ pub(super) trait Element: Copy {
         products: &mut [f64; LANES],
     );
 
-    /// `y`, by mean, factor and bias.
-    fn normalize(x: &[Self], by: [f32; 3], y: &mut [Self]);
+    /// `y` of `x`, to which the other elements may be added, by mean, factor and bias; its ReLU if so said.
+    fn normalize(x: (&[Self], Option<&[Self]>), by: [f32; 3], relu: bool, y: &mut [Self]);
+
+    /// The elements of `dy`, to which the other elements may be added, where those of the ReLU `y` are positive, else 0.
+    fn pass(dy: (&[Self], Option<&[Self]>), y: &[Self], to: &mut [Self]);
 
     /// `dx`, by factor, mean of `dy`, mean and reciprocal deviation of `x`, and mean product.
     fn differentiate(dy: &[Self], x: &[Self], by: [f32; 5], dx: &mut [Self]);
+
+    /// The same, of a `dy` that is overwritten by `dx`.
+    fn differentiate_in_place(dy: &mut [Self], x: &[Self], by: [f32; 5]);
 }
 
 /// Implements [`Element`] for a type from how it is widened to f32 and narrowed.
@@ -90,16 +96,54 @@ macro_rules! element {
                 run(dy, x, of_x, sums, products);
             }
 
-            fn normalize(x: &[Self], by: [f32; 3], y: &mut [Self]) {
+            fn normalize(
+                (x, added): (&[Self], Option<&[Self]>),
+                by: [f32; 3],
+                relu: bool,
+                y: &mut [Self],
+            ) {
                 vectorized! {
-                    fn run(x: &[$ty], by: [f32; 3], y: &mut [$ty]) {
+                    fn run(x: &[$ty], added: Option<&[$ty]>, by: [f32; 3], relu: bool, y: &mut [$ty]) {
                         let [mean, factor, bias] = by;
-                        for (y, x) in y.iter_mut().zip(x) {
-                            *y = $narrow(($wide(*x) - mean) * factor + bias);
+                        // A NaN stays one.
+                        let last = |y: f32| if relu && y <= 0.0 { 0.0 } else { y };
+                        let normal = |x: $ty| ($wide(x) - mean) * factor + bias;
+                        match added {
+                            None => {
+                                for (y, x) in y.iter_mut().zip(x) {
+                                    *y = $narrow(last(normal(*x)));
+                                }
+                            }
+                            Some(added) => {
+                                for ((y, x), added) in y.iter_mut().zip(x).zip(added) {
+                                    *y = $narrow(last(normal(*x) + $wide(*added)));
+                                }
+                            }
                         }
                     }
                 }
-                run(x, by, y);
+                run(x, added, by, relu, y);
+            }
+
+            fn pass((dy, added): (&[Self], Option<&[Self]>), y: &[Self], to: &mut [Self]) {
+                vectorized! {
+                    fn run(dy: &[$ty], added: Option<&[$ty]>, y: &[$ty], to: &mut [$ty]) {
+                        let gated = |dy: f32, y: $ty| $narrow(if $wide(y) > 0.0 { dy } else { 0.0 });
+                        match added {
+                            None => {
+                                for ((to, dy), y) in to.iter_mut().zip(dy).zip(y) {
+                                    *to = gated($wide(*dy), *y);
+                                }
+                            }
+                            Some(added) => {
+                                for (((to, dy), added), y) in to.iter_mut().zip(dy).zip(added).zip(y) {
+                                    *to = gated($wide(*dy) + $wide(*added), *y);
+                                }
+                            }
+                        }
+                    }
+                }
+                run(dy, added, y, to);
             }
 
             fn differentiate(dy: &[Self], x: &[Self], by: [f32; 5], dx: &mut [Self]) {
@@ -113,6 +157,19 @@ macro_rules! element {
                     }
                 }
                 run(dy, x, by, dx);
+            }
+
+            fn differentiate_in_place(dy: &mut [Self], x: &[Self], by: [f32; 5]) {
+                vectorized! {
+                    fn run(dy: &mut [$ty], x: &[$ty], by: [f32; 5]) {
+                        let [factor, mean_dy, mean, rstd, mean_product] = by;
+                        for (dy, x) in dy.iter_mut().zip(x) {
+                            let normal = ($wide(*x) - mean) * rstd;
+                            *dy = $narrow(factor * ($wide(*dy) - mean_dy - normal * mean_product));
+                        }
+                    }
+                }
+                run(dy, x, by);
             }
         }
     };
@@ -178,11 +235,26 @@ impl Element for f16 {
         }
     }
 
-    fn normalize(x: &[Self], by: [f32; 3], y: &mut [Self]) {
-        for (x, y) in x.chunks(BLOCK).zip(y.chunks_mut(BLOCK)) {
+    fn normalize((x, added): (&[Self], Option<&[Self]>), by: [f32; 3], relu: bool, y: &mut [Self]) {
+        for (i, (x, y)) in x.chunks(BLOCK).zip(y.chunks_mut(BLOCK)).enumerate() {
+            let added = block_of(added, i);
             let mut found = [0.0; BLOCK];
-            f32::normalize(Block::of(x).get(), by, &mut found[..y.len()]);
+            let operands = (Block::of(x), added.map(Block::of));
+            let added = operands.1.as_ref().map(Block::get);
+            f32::normalize((operands.0.get(), added), by, relu, &mut found[..y.len()]);
             y.convert_from_f32_slice(&found[..y.len()]);
+        }
+    }
+
+    fn pass((dy, added): (&[Self], Option<&[Self]>), y: &[Self], to: &mut [Self]) {
+        for (i, (dy, y)) in dy.chunks(BLOCK).zip(y.chunks(BLOCK)).enumerate() {
+            let to = &mut to[i * BLOCK..][..y.len()];
+            let added = block_of(added, i);
+            let mut found = [0.0; BLOCK];
+            let operands = (Block::of(dy), added.map(Block::of));
+            let added = operands.1.as_ref().map(Block::get);
+            f32::pass((operands.0.get(), added), Block::of(y).get(), &mut found[..y.len()]);
+            to.convert_from_f32_slice(&found[..y.len()]);
         }
     }
 
@@ -193,6 +265,19 @@ impl Element for f16 {
             dx.convert_from_f32_slice(&found[..dx.len()]);
         }
     }
+
+    fn differentiate_in_place(dy: &mut [Self], x: &[Self], by: [f32; 5]) {
+        for (dy, x) in dy.chunks_mut(BLOCK).zip(x.chunks(BLOCK)) {
+            let mut found = [0.0; BLOCK];
+            f32::differentiate(Block::of(dy).get(), Block::of(x).get(), by, &mut found[..dy.len()]);
+            dy.convert_from_f32_slice(&found[..dy.len()]);
+        }
+    }
+}
+
+/// A block of a row, if there is one.
+fn block_of(row: Option<&[f16]>, number: usize) -> Option<&[f16]> {
+    row.and_then(|row| row.chunks(BLOCK).nth(number))
 }
 
 /// Up to [`BLOCK`] elements in f32.
