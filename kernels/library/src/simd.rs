@@ -48,7 +48,7 @@ mod x86 {
 
     /// Neither of the following.
     const BASELINE: u8 = 1;
-    /// AVX2 and FMA.
+    /// AVX2, FMA and F16C.
     pub(crate) const AVX2: u8 = 2;
     /// AVX-512 F, BW, DQ, VL, and FMA.
     pub(crate) const AVX512: u8 = 3;
@@ -67,12 +67,21 @@ mod x86 {
 
     #[cold]
     fn detect() -> u8 {
+        #[cfg(test)]
+        let most = match crate::tests::path().as_deref() {
+            Some("baseline") => BASELINE,
+            Some("avx2") => AVX2,
+            _ => AVX512,
+        };
+        #[cfg(not(test))]
+        let most = AVX512;
         let avx512 = has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl");
-        let level = match (has!("avx2") && has!("fma"), avx512) {
+        let level = match (has!("avx2") && has!("fma") && has!("f16c"), avx512) {
             (true, true) => AVX512,
             (true, false) => AVX2,
             _ => BASELINE,
         };
+        let level = level.min(most);
         LEVEL.store(level, Ordering::Relaxed);
         level
     }
@@ -90,8 +99,8 @@ mod x86 {
         *FOUND.get_or_init(|| {
             let has_dots = has_avx512() && has!("avx512bf16");
             #[cfg(test)]
-            if let Ok(chosen) = std::env::var(crate::tests::BF16_DOTS) {
-                return has_dots && chosen == "1";
+            if let Some(path) = crate::tests::path() {
+                return has_dots && path == "avx512-bf16";
             }
             let name = std::arch::x86_64::__cpuid(0);
             has_dots

@@ -1,8 +1,12 @@
-//! Micro-kernels: a tile of 12 x 32 results in 24 registers, computed from packed panels by `vfmadd` (f32) or `vdpbf16ps` (pairs of bf16),
+//! Micro-kernels for AVX-512: a tile of 12 x 32 results in 24 registers, computed from packed panels by `vfmadd` (f32) or `vdpbf16ps` (pairs of bf16),
 //! with scale, bias, accumulation into C and rounding fused into the store. Tiles at the edges of C compute only 4 or 8 rows, or 16 columns.
 
 use std::arch::x86_64::*;
 
+use super::kernel::Kernel;
+use super::pack::avx512::{pack_a, pack_b};
+use super::planes::Planes;
+use super::store::Store;
 use crate::dtype::Elem;
 
 /// Rows of a tile.
@@ -10,48 +14,33 @@ pub(super) const MR: usize = 12;
 /// Columns of a tile.
 pub(super) const NR: usize = 32;
 
-/// Where a tile is stored and what is added to it: `c = alpha * GEMM + partial + former c + bias`, rounded to the
-/// type of C.
-#[derive(Clone, Copy)]
-pub(super) struct Store {
-    /// The tile of C; columns are contiguous.
-    pub(super) c: *mut u8,
-    /// Elements between two rows of C.
-    pub(super) c_row: isize,
-    /// Any type for kernels of f32 words, f32 or bf16 for those of pairs.
-    pub(super) elem: Elem,
-    /// Adds the former contents of C.
-    pub(super) load_c: bool,
-    /// An f32 tile to add, or null.
-    pub(super) partial: *const f32,
-    /// Elements between two rows of it.
-    pub(super) partial_row: isize,
-    /// One f32 for each column (32 readable), or null.
-    pub(super) bias: *const f32,
-    /// One f32 for each row, or null.
-    pub(super) row_bias: *const f32,
-    /// Factor of the tile.
-    pub(super) alpha: f32,
-    /// Rows to store, at most [`MR`].
-    pub(super) rows: usize,
-    /// Columns to store, at most [`NR`].
-    pub(super) cols: usize,
-}
+/// f32 numbers.
+pub(super) static F32: Kernel = Kernel {
+    name: "avx512",
+    rows: MR,
+    columns: NR,
+    pack: 1,
+    granule: 1,
+    block: 512,
+    in_place_rows: 272,
+    pack_a,
+    pack_b,
+    tile: tile_f32,
+    lines: Some(lines_f32),
+    stores_f16: true,
+    around: None,
+};
 
-impl Store {
-    /// Fetches the rows of C into the cache. A prefetch may take any address.
-    #[inline]
-    fn prefetch(&self) {
-        for row in 0..self.rows {
-            let line = self.elem.at(self.c, row as isize * self.c_row);
-            // SAFETY: every x86-64 processor has the instruction.
-            unsafe {
-                _mm_prefetch::<_MM_HINT_T0>(line.cast());
-                _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(64).cast());
-            }
-        }
-    }
-}
+/// Pairs of bf16.
+pub(super) static BF16: Kernel = Kernel {
+    name: "avx512-bf16",
+    pack: 2,
+    granule: 2,
+    tile: tile_bf16,
+    lines: Some(lines_bf16),
+    stores_f16: false,
+    ..F32
+};
 
 /// Calls a micro-kernel for the rows and halves of columns that a tile has.
 macro_rules! of_size {
@@ -67,17 +56,6 @@ macro_rules! of_size {
     };
 }
 
-/// Where a tile of B lies that is no panel: the words of a depth are those of a *plane* from an offset on.
-#[derive(Clone, Copy)]
-pub(crate) struct Planes<'o> {
-    /// Number of planes, which lie one after the other.
-    pub(crate) count: usize,
-    /// Words of a plane.
-    pub(crate) words: usize,
-    /// Offsets of the depths within each plane.
-    pub(crate) offsets: &'o [usize],
-}
-
 /// A micro-kernel from how it loads 16 words of B, spreads a word of A, multiplies and accumulates, and
 /// stores results of fewer bits.
 macro_rules! tile {
@@ -90,7 +68,7 @@ macro_rules! tile {
         ///
         /// # Safety
         /// The panel of A must hold `words` words, B 32 words at each depth, `store` must be valid; the CPU must have the features.
-        pub(super) unsafe fn $panels(
+        unsafe fn $panels(
             words: usize,
             a: *const u32,
             (b, step): (*const u32, usize),
@@ -104,7 +82,7 @@ macro_rules! tile {
         ///
         /// # Safety
         /// The rows must hold `words` words; as for panels else.
-        pub(super) unsafe fn $lines(
+        unsafe fn $lines(
             words: usize,
             (a, line): (*const u8, isize),
             b: *const u32,
@@ -323,11 +301,6 @@ tile!(
         _mm256_mask_storeu_epi16(c, mask, std::mem::transmute::<__m256bh, __m256i>(value));
     }
 );
-
-/// Depths in a word of a packed operand: two bf16 numbers that are multiplied in pairs, or one number as f32.
-pub(super) fn depths_per_word(elem: Elem) -> usize {
-    if elem == Elem::BF16 && crate::simd::prefers_bf16_dots() { 2 } else { 1 }
-}
 
 /// Numbers of 16 bits as f32.
 #[target_feature(enable = "avx512f")]
