@@ -21,6 +21,8 @@ fn paths() -> Vec<(&'static str, bool)> {
         ("avx2", avx2),
         ("avx512", avx512),
         ("avx512-bf16", avx512 && has!("avx512bf16")),
+        ("amx-software", true),
+        ("amx-bf16", crate::routine::gemm::has_amx()),
     ]
 }
 

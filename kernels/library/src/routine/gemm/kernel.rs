@@ -74,7 +74,19 @@ fn single() -> Option<&'static Kernel> {
 /// The micro-kernel for pairs of bf16, if one is faster.
 #[cfg(target_arch = "x86_64")]
 fn pairs() -> Option<&'static Kernel> {
-    crate::simd::prefers_bf16_dots().then_some(&super::avx512::BF16)
+    use super::{amx, avx512};
+    #[cfg(test)]
+    if let Some(path) = crate::tests::path() {
+        return match path.as_str() {
+            "amx-software" => Some(&amx::SOFTWARE),
+            "amx-bf16" => Some(&amx::HARDWARE),
+            _ => crate::simd::prefers_bf16_dots().then_some(&avx512::BF16),
+        };
+    }
+    if amx::is_available() {
+        return Some(&amx::HARDWARE);
+    }
+    crate::simd::prefers_bf16_dots().then_some(&avx512::BF16)
 }
 
 #[cfg(not(target_arch = "x86_64"))]

@@ -9,6 +9,8 @@
 //! numbers as zero.
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -323,6 +325,17 @@ impl Gemm {
             bias: at.bias,
         }
     }
+}
+
+/// The name of the micro-kernel that multiplies operands of a type on this processor, that of its instructions; `gemm` for the crate.
+pub fn name_of(elem: Elem) -> &'static str {
+    kernel::of(elem).map_or("gemm", |kernel| kernel.name)
+}
+
+/// Whether there is a micro-kernel of AMX-BF16 for this processor.
+#[cfg(all(test, target_arch = "x86_64"))]
+pub(crate) fn has_amx() -> bool {
+    amx::is_available()
 }
 
 /// The buffers, shareable with the threads of a pool.

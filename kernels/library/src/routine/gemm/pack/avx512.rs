@@ -117,6 +117,24 @@ unsafe fn along_depth<const PACK: usize, const W: usize>(src: &Source, out: *mut
     }
 }
 
+/// Transposes a 16 x 16 matrix of words in memory, whose rows are some words apart.
+///
+/// # Safety
+/// The one must be readable, the other writable; the CPU must have AVX-512 F.
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn transpose_words(
+    (from, from_row): (*const u32, usize),
+    (to, to_row): (*mut u32, usize),
+) {
+    // SAFETY: passed on.
+    unsafe {
+        let rows = std::array::from_fn(|i| _mm512_loadu_si512(from.add(i * from_row).cast()));
+        for (i, column) in transpose(rows).into_iter().enumerate() {
+            _mm512_storeu_si512(to.add(i * to_row).cast(), column);
+        }
+    }
+}
+
 /// Transposes a 16 x 16 matrix of words.
 #[target_feature(enable = "avx512f")]
 #[inline]

@@ -7,6 +7,8 @@
 //! so that threads may pack parts of one operand.
 
 #[cfg(target_arch = "x86_64")]
+pub(super) mod amx;
+#[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512;
@@ -90,6 +92,32 @@ pub(super) unsafe fn any<const W: usize, const U: usize>(src: &Source, out: *mut
     }
 }
 
+/// As [`any`], for bf16 lines whose depths are contiguous.
+///
+/// # Safety
+/// As for [`any`].
+pub(super) unsafe fn units<const W: usize, const U: usize>(src: &Source, out: *mut u32) {
+    for (panel, first) in (0..src.lines).step_by(W).enumerate() {
+        for lane in 0..W {
+            let line = first + lane;
+            for unit in (0..src.panel_words()).step_by(U) {
+                let to = out.wrapping_add(panel * src.panel + unit * W + lane * U);
+                // SAFETY: inside the panel; the source is readable.
+                unsafe {
+                    if line < src.lines && (unit + U) * 2 <= src.depths {
+                        let words = src.at(line, unit * 2).cast::<[u32; U]>().read_unaligned();
+                        to.cast::<[u32; U]>().write(words);
+                    } else {
+                        for word in 0..U {
+                            *to.add(word) = src.word(line, (unit + word) * 2);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,6 +177,13 @@ mod tests {
                 check::<32, 1>(case, avx512::pack_b);
             }
         }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn all_stride_cases_pack_alike_for_amx() {
+        check::<32, 16>((Elem::BF16, 2, 32), amx::pack_a);
+        check::<32, 1>((Elem::BF16, 2, 32), amx::pack_b);
     }
 
     #[cfg(target_arch = "x86_64")]
