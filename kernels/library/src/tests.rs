@@ -1,5 +1,7 @@
 //! Tests of kernels by every set of instructions that they have a path for.
 
+#[cfg(target_arch = "x86_64")]
+use crate::dtype::Elem;
 use std::process::Command;
 
 /// Names the only path of GEMMs and loops that a test program takes.
@@ -22,8 +24,15 @@ fn paths() -> Vec<(&'static str, bool)> {
         ("avx512", avx512),
         ("avx512-bf16", avx512 && has!("avx512bf16")),
         ("amx-software", true),
-        ("amx-bf16", crate::routine::gemm::has_amx()),
+        ("amx-bf16", crate::routine::gemm::name_of(Elem::BF16) == "amx-bf16"),
     ]
+}
+
+/// As for x86-64.
+#[cfg(target_arch = "aarch64")]
+fn paths() -> Vec<(&'static str, bool)> {
+    use std::arch::is_aarch64_feature_detected as has;
+    vec![("baseline", true), ("neon", has!("neon")), ("neon-bf16", has!("neon") && has!("bf16"))]
 }
 
 #[test]

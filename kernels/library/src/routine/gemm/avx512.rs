@@ -335,3 +335,17 @@ fn as_bf16(words: __m512i) -> __m512bh {
     // SAFETY: both are 64 plain bytes.
     unsafe { std::mem::transmute(words) }
 }
+
+/// Runs chains of products of pairs in registers and returns their operations.
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(super) fn products(rounds: usize) -> usize {
+    let x = std::hint::black_box(as_bf16(_mm512_set1_epi32(0x3f00_3f00)));
+    let mut chains = [std::hint::black_box(_mm512_set1_ps(1.0)); MR];
+    for _ in 0..rounds {
+        for chain in &mut chains {
+            *chain = _mm512_dpbf16_ps(*chain, x, x);
+        }
+    }
+    std::hint::black_box(chains);
+    4 * 16 * chains.len() * rounds
+}

@@ -89,12 +89,24 @@ fn pairs() -> Option<&'static Kernel> {
     crate::simd::prefers_bf16_dots().then_some(&avx512::BF16)
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+/// As for x86-64. NEON is part of every processor of this architecture.
+#[cfg(target_arch = "aarch64")]
+fn single() -> Option<&'static Kernel> {
+    (crate::simd::level() >= crate::simd::NEON).then_some(&super::neon::F32)
+}
+
+/// As for x86-64.
+#[cfg(target_arch = "aarch64")]
+fn pairs() -> Option<&'static Kernel> {
+    (crate::simd::level() >= crate::simd::NEON_BF16).then_some(&super::neon_bf16::BF16)
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn single() -> Option<&'static Kernel> {
     None
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn pairs() -> Option<&'static Kernel> {
     None
 }

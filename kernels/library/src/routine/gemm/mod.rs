@@ -16,6 +16,10 @@ mod avx2;
 mod avx512;
 mod blocked;
 mod kernel;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(target_arch = "aarch64")]
+mod neon_bf16;
 mod pack;
 mod packed;
 #[cfg(target_arch = "x86_64")]
@@ -332,10 +336,20 @@ pub fn name_of(elem: Elem) -> &'static str {
     kernel::of(elem).map_or("gemm", |kernel| kernel.name)
 }
 
-/// Whether there is a micro-kernel of AMX-BF16 for this processor.
-#[cfg(all(test, target_arch = "x86_64"))]
-pub(crate) fn has_amx() -> bool {
-    amx::is_available()
+/// Runs chains of bf16 products in registers, as the micro-kernel does, and returns their operations; none where bf16 numbers are multiplied
+/// as f32.
+pub(crate) fn bf16_products(rounds: usize) -> Option<usize> {
+    match name_of(Elem::BF16) {
+        // SAFETY: the processor has the features.
+        #[cfg(target_arch = "x86_64")]
+        "avx512-bf16" => Some(unsafe { avx512::products(rounds) }),
+        #[cfg(target_arch = "x86_64")]
+        "amx-bf16" => Some(amx::products(rounds)),
+        // SAFETY: as above.
+        #[cfg(target_arch = "aarch64")]
+        "neon-bf16" => Some(unsafe { neon_bf16::products(rounds) }),
+        _ => None,
+    }
 }
 
 /// The buffers, shareable with the threads of a pool.

@@ -33,9 +33,9 @@ pub(super) struct Store {
 
 impl Store {
     /// Fetches the rows of C into the cache.
+    #[cfg(target_arch = "x86_64")]
     #[inline]
     pub(super) fn prefetch(&self) {
-        #[cfg(target_arch = "x86_64")]
         for row in 0..self.rows {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             let line = self.elem.at(self.c, row as isize * self.c_row);

@@ -6,7 +6,7 @@ use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 use std::sync::OnceLock;
 
 /// The registers of the processor.
-pub(in crate::routine::gemm) struct Hardware;
+pub(super) struct Hardware;
 
 /// What `ldtilecfg` reads.
 #[repr(C, align(64))]

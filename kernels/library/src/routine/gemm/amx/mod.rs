@@ -15,7 +15,7 @@ use super::kernel::Kernel;
 use super::pack::amx::{pack_a, pack_b};
 use super::store::Store;
 
-pub(super) use hardware::Hardware;
+use hardware::Hardware;
 
 /// Rows and columns of a register of results.
 const SIDE: usize = 16;
@@ -83,6 +83,24 @@ const fn kernel<T: Tiles>(name: &'static str) -> Kernel {
 /// Whether this processor has the instructions, and the system lets this process use them.
 pub(super) fn is_available() -> bool {
     hardware::is_available()
+}
+
+/// Runs chains of products in registers and returns their operations.
+pub(super) fn products(rounds: usize) -> usize {
+    Hardware::configure();
+    // SAFETY: the registers are configured.
+    unsafe {
+        Hardware::zero::<4>();
+        Hardware::zero::<5>();
+        for _ in 0..rounds {
+            Hardware::dot::<0, 4, 5>();
+            Hardware::dot::<1, 4, 5>();
+            Hardware::dot::<2, 4, 5>();
+            Hardware::dot::<3, 4, 5>();
+        }
+    }
+    Hardware::release();
+    4 * 2 * SIDE * SIDE * 2 * WORDS * rounds
 }
 
 /// The sums of a tile.

@@ -12,6 +12,8 @@ pub(super) mod amx;
 pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
 
 use crate::dtype::Elem;
 
@@ -184,6 +186,17 @@ mod tests {
     fn all_stride_cases_pack_alike_for_amx() {
         check::<32, 16>((Elem::BF16, 2, 32), amx::pack_a);
         check::<32, 1>((Elem::BF16, 2, 32), amx::pack_b);
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[test]
+    fn all_stride_cases_pack_alike_with_neon() {
+        for case in SINGLE {
+            check::<12, 1>(case, neon::pack_a);
+            check::<8, 1>(case, neon::pack_b);
+        }
+        check::<12, 2>((Elem::BF16, 2, 4), neon::pack_a_fours);
+        check::<8, 2>((Elem::BF16, 2, 4), neon::pack_b_fours);
     }
 
     #[cfg(target_arch = "x86_64")]
