@@ -26,7 +26,7 @@ wheel: setup ## build the Python package for the same systems, as a wheel in tar
 demo: build ## train a small GPT-2 on 4 ranks, in bf16, fully sharded
 	@FRIT=$(FRIT) examples/demo.sh
 
-test: setup ## run all tests; those that lack ptxas, cuDNN, ONNX's test files, onnxruntime, pytest, torch, MPI, Z3 or Chromium are counted at the end
+test: setup ## run all tests; those that lack ptxas, cuDNN, ONNX's test files, onnxruntime, pytest, torch, MPI, Z3, Chromium or qemu are counted at the end
 	@.ci/test
 
 check: ## what continuous integration runs: format, lints, tests

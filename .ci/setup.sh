@@ -21,6 +21,8 @@
 #                           `export FRIT_Z3=PATH`, or a notice and nothing
 #   .ci/setup.sh --chromium     also the browser Chromium, for the tests of the report's page; prints
 #                           `export FRIT_CHROMIUM=PATH`, or a notice and nothing
+#   .ci/setup.sh --emulators    also qemu-user, and a cross compiler and Rust's library for aarch64, for the tests of kernels of
+#                           other processors; prints `export FRIT_EMULATORS=1`, or a notice and nothing
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -36,6 +38,8 @@ APT_PACKAGES=(
 
 MPI_PACKAGES=(libopenmpi-dev openmpi-bin)
 CHROMIUM_PACKAGES=(chromium fonts-dejavu-core)
+EMULATOR_PACKAGES=(qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
+AARCH64=aarch64-unknown-linux-gnu
 
 note() { echo "setup: $*" >&2; }
 
@@ -249,7 +253,23 @@ chromium_path() {
     return 1
 }
 
-want_ptxas=false want_cudnn=false want_onnx_tests=false want_onnxruntime=false want_python=false want_mpi=false want_z3=false want_chromium=false only_check=false
+# Whether programs for aarch64 can be built and run; what is lacking is installed if need be.
+has_emulators() {
+    local program found=true
+    for program in qemu-aarch64 qemu-x86_64 aarch64-linux-gnu-gcc; do
+        command -v "$program" >/dev/null || found=false
+    done
+    $found || { command -v apt-get >/dev/null && apt_install "${EMULATOR_PACKAGES[@]}"; } || {
+        note "qemu-user cannot be installed: the tests of kernels of other processors will be skipped"
+        return 1
+    }
+    [[ -d $(rustc --print sysroot)/lib/rustlib/$AARCH64/lib ]] && return
+    command -v rustup >/dev/null && rustup target add "$AARCH64" >&2 && return
+    note "Rust's library for $AARCH64 cannot be installed: the tests of kernels of other processors will be skipped"
+    return 1
+}
+
+want_ptxas=false want_emulators=false want_cudnn=false want_onnx_tests=false want_onnxruntime=false want_python=false want_mpi=false want_z3=false want_chromium=false only_check=false
 for argument in "$@"; do
     case $argument in
     --ptxas) want_ptxas=true ;;
@@ -260,6 +280,7 @@ for argument in "$@"; do
     --mpi) want_mpi=true ;;
     --z3) want_z3=true ;;
     --chromium) want_chromium=true ;;
+    --emulators) want_emulators=true ;;
     --check) only_check=true ;;
     *) note "unknown argument $argument"; exit 2 ;;
     esac
@@ -308,4 +329,7 @@ if $want_z3 && path=$(z3_path); then
 fi
 if $want_chromium && path=$(chromium_path); then
     echo "export FRIT_CHROMIUM=$path"
+fi
+if $want_emulators && has_emulators; then
+    echo "export FRIT_EMULATORS=1"
 fi

@@ -22,6 +22,6 @@ pub mod peak;
 pub mod pool;
 pub mod routine;
 mod simd;
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(all(test, any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod tests;
 pub mod window;

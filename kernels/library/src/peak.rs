@@ -6,6 +6,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use crate::pool::{Pool, Shareable};
+use crate::routine::gemm::bf16_products;
 
 /// Independent chains of multiply-adds: enough to hide the latency of two units of four cycles.
 const CHAINS: usize = 12;
@@ -23,14 +24,10 @@ pub fn f32_flops(pool: &Pool) -> f64 {
     rate(pool, &|| multiply_adds(ROUNDS))
 }
 
-/// As [`f32_flops`] for products of pairs of bf16 that are added in f32; none where the kernels multiply bf16 numbers as f32.
+/// As [`f32_flops`] for products of bf16 that are added in f32; none where the kernels multiply bf16 numbers as f32.
 pub fn bf16_flops(pool: &Pool) -> Option<f64> {
-    #[cfg(target_arch = "x86_64")]
-    if crate::simd::prefers_bf16_dots() {
-        // SAFETY: the processor has the features.
-        return Some(rate(pool, &|| unsafe { x86::dot_products(ROUNDS) }));
-    }
-    None
+    bf16_products(1)?;
+    Some(rate(pool, &|| bf16_products(ROUNDS).expect("there are chains of bf16")))
 }
 
 /// Bytes per second of a loop that reads two arrays and writes a third, `c = a + s b`. A store reads the line that it writes to, so
@@ -136,19 +133,6 @@ mod x86 {
         }
         black_box(chains);
         2 * 8 * CHAINS * rounds
-    }
-
-    #[target_feature(enable = "avx512f,avx512bf16")]
-    pub(super) fn dot_products(rounds: usize) -> usize {
-        let x = black_box(_mm512_cvtne2ps_pbh(_mm512_set1_ps(0.5), _mm512_set1_ps(0.5)));
-        let mut chains = [black_box(_mm512_set1_ps(1.0)); CHAINS];
-        for _ in 0..rounds {
-            for chain in &mut chains {
-                *chain = _mm512_dpbf16_ps(*chain, x, x);
-            }
-        }
-        black_box(chains);
-        4 * 16 * CHAINS * rounds
     }
 }
 

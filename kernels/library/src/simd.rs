@@ -3,6 +3,8 @@
 //! The body is compiled three times (AVX-512, AVX2 with FMA, baseline) with bit-identical results: the compiler never contracts
 //! `a * b + c` on its own, and `mul_add` is exact everywhere (slow without hardware support).
 
+#[cfg(target_arch = "aarch64")]
+pub(crate) use arm::{NEON, NEON_BF16, level};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{AVX2, AVX512, has_avx512, level, prefers_bf16_dots};
 
@@ -48,7 +50,7 @@ mod x86 {
 
     /// Neither of the following.
     const BASELINE: u8 = 1;
-    /// AVX2 and FMA.
+    /// AVX2, FMA and F16C.
     pub(crate) const AVX2: u8 = 2;
     /// AVX-512 F, BW, DQ, VL, and FMA.
     pub(crate) const AVX512: u8 = 3;
@@ -67,12 +69,21 @@ mod x86 {
 
     #[cold]
     fn detect() -> u8 {
+        #[cfg(test)]
+        let most = match crate::tests::path().as_deref() {
+            Some("baseline") => BASELINE,
+            Some("avx2") => AVX2,
+            _ => AVX512,
+        };
+        #[cfg(not(test))]
+        let most = AVX512;
         let avx512 = has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl");
-        let level = match (has!("avx2") && has!("fma"), avx512) {
+        let level = match (has!("avx2") && has!("fma") && has!("f16c"), avx512) {
             (true, true) => AVX512,
             (true, false) => AVX2,
             _ => BASELINE,
         };
+        let level = level.min(most);
         LEVEL.store(level, Ordering::Relaxed);
         level
     }
@@ -90,12 +101,47 @@ mod x86 {
         *FOUND.get_or_init(|| {
             let has_dots = has_avx512() && has!("avx512bf16");
             #[cfg(test)]
-            if let Ok(chosen) = std::env::var(crate::tests::BF16_DOTS) {
-                return has_dots && chosen == "1";
+            if let Some(path) = crate::tests::path() {
+                return has_dots && path == "avx512-bf16";
             }
             let name = std::arch::x86_64::__cpuid(0);
             has_dots
                 && [name.ebx, name.edx, name.ecx].map(u32::to_le_bytes).concat() == *b"AuthenticAMD"
+        })
+    }
+}
+
+/// Detection of the level; loops are compiled once, with NEON.
+#[cfg(target_arch = "aarch64")]
+mod arm {
+    use std::arch::is_aarch64_feature_detected as has;
+    use std::sync::OnceLock;
+
+    /// Loops only; tests ask for it.
+    const BASELINE: u8 = 1;
+    /// NEON.
+    pub(crate) const NEON: u8 = 2;
+    /// NEON with the products of bf16 matrices.
+    pub(crate) const NEON_BF16: u8 = 3;
+
+    /// The level of the CPU, detected once.
+    pub(crate) fn level() -> u8 {
+        static LEVEL: OnceLock<u8> = OnceLock::new();
+        *LEVEL.get_or_init(|| {
+            #[cfg(test)]
+            let most = match crate::tests::path().as_deref() {
+                Some("baseline") => BASELINE,
+                Some("neon") => NEON,
+                _ => NEON_BF16,
+            };
+            #[cfg(not(test))]
+            let most = NEON_BF16;
+            let level = match (has!("neon"), has!("bf16")) {
+                (true, true) => NEON_BF16,
+                (true, false) => NEON,
+                _ => BASELINE,
+            };
+            level.min(most)
         })
     }
 }

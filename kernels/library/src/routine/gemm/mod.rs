@@ -1,23 +1,32 @@
 //! Batched GEMM `C = alpha * A @ B [+ C] [+ bias]` with f32 accumulation.
 //!
-//! A and B have one element type, C and the bias any; strides are arbitrary, so a transpose costs nothing. With AVX-512, Frit's
-//! micro-kernels multiply f32 numbers, to which others are widened, or on processors where that is faster pairs of bf16, with one packed B
-//! shared by all threads (`packed`), since hardware threads of one core share its caches. Without, block by block through the crate `gemm`
-//! (`blocked`).
+//! A and B have one element type, C and the bias any; strides are arbitrary, so a transpose costs nothing. Frit's micro-kernels (`kernel`, one
+//! file for each set of instructions) multiply f32 numbers, to which others are widened, or on processors where that is faster pairs of
+//! bf16, with one packed B shared by all threads (`packed`), since hardware threads of one core share its caches. On processors without a
+//! micro-kernel, block by block through the crate `gemm` (`blocked`).
 //!
-//! Results depend on the shapes and on the CPU, not on the number of threads. The instructions for pairs treat subnormal bf16 numbers as
-//! zero.
+//! Results depend on the shapes and on the micro-kernel, not on the number of threads. The instructions for pairs treat subnormal bf16
+//! numbers as zero.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod blocked;
-#[cfg(target_arch = "x86_64")]
-mod microkernel;
-#[cfg(target_arch = "x86_64")]
+mod kernel;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(target_arch = "aarch64")]
+mod neon_bf16;
 mod pack;
-#[cfg(target_arch = "x86_64")]
 mod packed;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod planes;
+mod store;
 
+use self::kernel::Kernel;
 use crate::dtype::Elem;
 use crate::pool::{Pool, Scratch, Shareable};
 use serde::{Deserialize, Serialize};
@@ -128,11 +137,9 @@ impl Gemm {
         let buffers = Buffers { a, b, c, bias };
         // SAFETY: the caller vouches for the buffers.
         unsafe {
-            if shape.k > 0 && shape.is_packed() {
-                #[cfg(target_arch = "x86_64")]
-                packed::run(&shape, pool, buffers);
-            } else {
-                blocked::run(&shape, pool, buffers);
+            match shape.kernel() {
+                Some(kernel) => packed::run(kernel, &shape, pool, buffers),
+                None => blocked::run(&shape, pool, buffers),
             }
         }
     }
@@ -158,11 +165,9 @@ impl Gemm {
             // SAFETY: the caller vouches for the buffers.
             unsafe {
                 let buffers = shape.of_batch(Buffers { a, b, c, bias }, index);
-                if shape.k > 0 && shape.is_packed() {
-                    #[cfg(target_arch = "x86_64")]
-                    packed::run_serial(&shape, packing, buffers);
-                } else {
-                    blocked::run_serial(&shape, packing, buffers);
+                match shape.kernel() {
+                    Some(kernel) => packed::run_serial(kernel, &shape, packing, buffers),
+                    None => blocked::run_serial(&shape, packing, buffers),
                 }
             }
         }
@@ -170,11 +175,7 @@ impl Gemm {
 
     /// Bytes that [`Gemm::pack`] needs for the right operand; 0 if packing does not help.
     pub(crate) fn packed_bytes(&self) -> usize {
-        #[cfg(target_arch = "x86_64")]
-        if self.is_packable() {
-            return packed::packed_bytes(self);
-        }
-        0
+        self.ahead().map_or(0, |kernel| packed::packed_bytes(kernel, self))
     }
 
     /// Packs the right operand for several [`Gemm::run_packed`].
@@ -182,16 +183,14 @@ impl Gemm {
     /// # Safety
     /// `b` must be valid, `out` writable for [`Gemm::packed_bytes`].
     pub(crate) unsafe fn pack(&self, b: *const u8, out: *mut u8) {
-        #[cfg(target_arch = "x86_64")]
-        if self.is_packable() {
+        if let Some(kernel) = self.ahead() {
             // SAFETY: passed on.
-            unsafe { packed::pack_whole(self, b, out) };
+            unsafe { packed::pack_whole(kernel, self, b, out) };
         }
-        let _ = (b, out);
     }
 
     /// As [`Gemm::run_serial`], for up to `m` rows, the first `n` columns and the first `k` depths
-    /// of a right operand that [`Gemm::pack`] packed.
+    /// of a right operand that [`Gemm::pack`] packed. Depths behind these are read, too, and multiplied by zero.
     ///
     /// # Safety
     /// As for [`Gemm::run`]; `packed` must come from the same GEMM and operand.
@@ -205,31 +204,30 @@ impl Gemm {
     ) {
         // SAFETY: passed on.
         unsafe {
-            #[cfg(target_arch = "x86_64")]
-            if self.is_packable() && m > 0 && n > 0 && k > 0 {
-                let at = Buffers { a, b, c, bias: std::ptr::null() };
-                return packed::run_packed(self, (m, n, k), packing, at, packed);
+            match self.ahead() {
+                Some(kernel) if m > 0 && n > 0 && k > 0 => {
+                    let at = Buffers { a, b, c, bias: std::ptr::null() };
+                    packed::run_packed(kernel, self, (m, n, k), packing, at, packed);
+                }
+                _ => {
+                    let part = Gemm { m, n, k, ..*self };
+                    part.run_serial(packing, a, b, c, std::ptr::null());
+                }
             }
-            let _ = packed;
-            Gemm { m, n, k, ..*self }.run_serial(packing, a, b, c, std::ptr::null());
         }
     }
 
     /// Bytes that [`Gemm::pack_left`] needs for the left operand; 0 if packing does not help.
     pub(crate) fn packed_left_bytes(&self) -> usize {
-        #[cfg(target_arch = "x86_64")]
-        if self.is_packable() {
-            return packed::packed_left_bytes(self);
-        }
-        0
+        self.ahead().map_or(0, |kernel| packed::packed_left_bytes(kernel, self))
     }
 
     /// Packs some rows and depths of the left operand for several [`Gemm::run_packed_left`]; `a` is where the first row and depth of
     /// these are. Calls for disjoint rows or depths may run at the same time.
     ///
     /// # Safety
-    /// `a` must be valid, `out` writable for [`Gemm::packed_left_bytes`]; the rows begin at a multiple of [`Gemm::ROWS`], the depths at
-    /// an even one.
+    /// `a` must be valid, `out` writable for [`Gemm::packed_left_bytes`]; the rows begin at a multiple of [`Gemm::rows`], the depths at
+    /// one of 32, or if they are f32 anywhere.
     pub(crate) unsafe fn pack_left(
         &self,
         rows: std::ops::Range<usize>,
@@ -237,13 +235,10 @@ impl Gemm {
         a: *const u8,
         out: *mut u8,
     ) {
-        #[cfg(target_arch = "x86_64")]
-        if self.is_packable() {
+        if let Some(kernel) = self.ahead() {
             // SAFETY: passed on.
-            unsafe { packed::pack_left(self, rows, depths, a, out) };
+            unsafe { packed::pack_left(kernel, self, rows, depths, a, out) };
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = (rows, depths, a, out);
     }
 
     /// As [`Gemm::run_packed_left`], for a right operand that is computed: `rows` writes those of a range of depths, `n` columns
@@ -262,17 +257,14 @@ impl Gemm {
         if size.0.is_empty() || size.1 == 0 {
             return;
         }
-        #[cfg(target_arch = "x86_64")]
+        let kernel = self.ahead().expect("the left operand is packed");
+        let right = packed::Right::Rows(rows);
         // SAFETY: passed on.
-        unsafe {
-            packed::run_packed_left(self, size, packing, packed, &packed::Right::Rows(rows), c);
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = (packing, packed, rows, c);
+        unsafe { packed::run_packed_left(kernel, self, size, packing, packed, &right, c) };
     }
 
     /// As [`Gemm::run_serial`], for some rows of a left operand that [`Gemm::pack_left`] packed, and the
-    /// first `n` columns; the first of the rows is a multiple of [`Gemm::ROWS`], and goes to `c`.
+    /// first `n` columns; the first of the rows is a multiple of [`Gemm::rows`], and goes to `c`.
     ///
     /// # Safety
     /// As for [`Gemm::run`]; `packed` must come from the same GEMM and operand.
@@ -289,31 +281,32 @@ impl Gemm {
         }
         // SAFETY: passed on.
         unsafe {
-            #[cfg(target_arch = "x86_64")]
-            if self.is_packable() {
-                let right = packed::Right::At(b);
-                return packed::run_packed_left(self, (rows, n), packing, packed, &right, c);
+            if let Some(kernel) = self.ahead() {
+                let (size, right) = ((rows, n), packed::Right::At(b));
+                return packed::run_packed_left(kernel, self, size, packing, packed, &right, c);
             }
-            let _ = packed;
             let a = self.a.elem.at(a, rows.start as isize * self.a.row);
             Gemm { m: rows.len(), n, ..*self }.run_serial(packing, a, b, c, std::ptr::null());
         }
     }
 
-    /// Rows of a panel of a packed left operand.
+    /// A multiple of [`Gemm::rows`] of f32 for every micro-kernel.
     pub(crate) const ROWS: usize = 12;
 
-    fn is_packable(&self) -> bool {
-        let is_plain = self.batch == 1 && self.bias.is_none() && self.c.col == 1;
-        is_plain && self.n > 0 && self.k > 0 && self.is_packed()
+    /// Rows of a panel of a packed left operand of a type.
+    pub(crate) fn rows(elem: Elem) -> usize {
+        kernel::of(elem).map_or(Gemm::ROWS, |kernel| kernel.rows)
     }
 
-    /// Whether a micro-kernel of this crate applies.
-    fn is_packed(&self) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        return packed::available();
-        #[cfg(not(target_arch = "x86_64"))]
-        false
+    /// The micro-kernel that computes the GEMM, if any.
+    fn kernel(&self) -> Option<&'static Kernel> {
+        if self.k > 0 { kernel::of(self.a.elem) } else { None }
+    }
+
+    /// The micro-kernel that reads operands packed ahead, if one does.
+    fn ahead(&self) -> Option<&'static Kernel> {
+        let is_plain = self.batch == 1 && self.bias.is_none() && self.c.col == 1 && self.n > 0;
+        if is_plain { self.kernel() } else { None }
     }
 
     /// The same GEMM with the batch folded into the rows, if B is shared and the matrices of A and C are contiguous.
@@ -335,6 +328,27 @@ impl Gemm {
             c: self.c.elem.at_mut(at.c, index * self.c.batch),
             bias: at.bias,
         }
+    }
+}
+
+/// The name of the micro-kernel that multiplies operands of a type on this processor, that of its instructions; `gemm` for the crate.
+pub fn name_of(elem: Elem) -> &'static str {
+    kernel::of(elem).map_or("gemm", |kernel| kernel.name)
+}
+
+/// Runs chains of bf16 products in registers, as the micro-kernel does, and returns their operations; none where bf16 numbers are multiplied
+/// as f32.
+pub(crate) fn bf16_products(rounds: usize) -> Option<usize> {
+    match name_of(Elem::BF16) {
+        // SAFETY: the processor has the features.
+        #[cfg(target_arch = "x86_64")]
+        "avx512-bf16" => Some(unsafe { avx512::products(rounds) }),
+        #[cfg(target_arch = "x86_64")]
+        "amx-bf16" => Some(amx::products(rounds)),
+        // SAFETY: as above.
+        #[cfg(target_arch = "aarch64")]
+        "neon-bf16" => Some(unsafe { neon_bf16::products(rounds) }),
+        _ => None,
     }
 }
 

@@ -1,16 +1,31 @@
 //! Products of a packed left operand and columns that lie in planes, where they need not be packed: for convolutions.
 
-use super::microkernel::{MR, NR, Store, depths_per_word, planes_bf16, planes_f32};
-use super::pack::{Source, pack_a, pack_b};
-use super::packed;
+use super::avx512::{MR, NR, planes_bf16, planes_f32};
+use super::pack::Source;
+use super::pack::avx512::{pack_a, pack_b};
+use super::store::Store;
 use crate::dtype::Elem;
 
-pub(crate) use super::microkernel::Planes;
+/// Where a tile of B lies that is no panel: the words of a depth are those of a *plane* from an offset on.
+#[derive(Clone, Copy)]
+pub(crate) struct Planes<'o> {
+    /// Number of planes, which lie one after the other.
+    pub(crate) count: usize,
+    /// Words of a plane.
+    pub(crate) words: usize,
+    /// Offsets of the depths within each plane.
+    pub(crate) offsets: &'o [usize],
+}
 
 /// Whether there are kernels for these types on this CPU, whose words are those of memory.
 pub(crate) fn available(elem: Elem, out: Elem) -> bool {
     let is_wide = depths_per_word(elem) * elem.size() == size_of::<u32>();
-    packed::available() && is_wide && (out == Elem::F32 || out == elem)
+    crate::simd::has_avx512() && is_wide && (out == Elem::F32 || out == elem)
+}
+
+/// Depths in a word of a packed operand.
+fn depths_per_word(elem: Elem) -> usize {
+    if elem == Elem::BF16 && crate::simd::prefers_bf16_dots() { 2 } else { 1 }
 }
 
 /// Packs up to [`MR`] rows of words, one after the other, into a panel.
@@ -21,6 +36,7 @@ pub(crate) unsafe fn pack_panel(rows: *const u32, count: usize, words: usize, pa
     let src = Source {
         elem: Elem::F32,
         pack: 1,
+        granule: 1,
         start: rows.cast(),
         line: words as isize,
         depth: 1,
@@ -48,6 +64,7 @@ pub(crate) unsafe fn pack_lines(
     let src = Source {
         elem,
         pack,
+        granule: pack,
         start: from,
         line: line as isize,
         depth: 1,

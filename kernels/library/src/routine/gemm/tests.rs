@@ -122,6 +122,18 @@ const TYPES: [(Elem, Elem); 7] = [
     (Elem::F32, Elem::BF16),
 ];
 
+/// Where a test program is told its path (`crate::tests`), GEMMs take it.
+#[test]
+fn the_path_is_the_one_asked_for() {
+    let Some(path) = crate::tests::path() else { return };
+    let [single, pairs] = [Elem::F32, Elem::BF16].map(name_of);
+    match path.as_str() {
+        "baseline" => assert_eq!([single, pairs], ["gemm"; 2]),
+        "avx2" | "avx512" | "neon" => assert_eq!([single, pairs], [path.as_str(); 2]),
+        _ => assert_eq!(pairs, path),
+    }
+}
+
 #[test]
 fn every_layout_and_type() {
     for (elem, out) in TYPES {

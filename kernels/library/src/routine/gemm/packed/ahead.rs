@@ -1,9 +1,10 @@
 //! Operands packed once for several GEMMs: the whole right operand, or the whole left one.
 
-use super::{Block, BlockedGemm, Left, MC, NOWHERE, PANELS, Shared};
+use super::block::{Block, BlockedGemm, Left, Shared};
+use super::{MC, NOWHERE, PANELS};
 use crate::pool::Scratch;
-use crate::routine::gemm::microkernel::{MR, NR};
-use crate::routine::gemm::pack::{Source, pack_a, pack_b};
+use crate::routine::gemm::kernel::Kernel;
+use crate::routine::gemm::pack::Source;
 use crate::routine::gemm::{Buffers, Gemm, Operand};
 use std::ops::Range;
 
@@ -19,8 +20,8 @@ pub(in crate::routine::gemm) enum Right<'r> {
 }
 
 /// Bytes of the whole right operand when packed.
-pub(in crate::routine::gemm) fn packed_bytes(whole: &Gemm) -> usize {
-    let (blocked, _) = BlockedGemm::new(whole, NOWHERE);
+pub(in crate::routine::gemm) fn packed_bytes(kernel: &'static Kernel, whole: &Gemm) -> usize {
+    let (blocked, _) = BlockedGemm::new(kernel, whole, NOWHERE);
     let Gemm { n, k, .. } = blocked.shape;
     n.div_ceil(blocked.nc) * k.div_ceil(blocked.kc) * blocked.packed_block() * size_of::<u32>()
 }
@@ -29,11 +30,17 @@ pub(in crate::routine::gemm) fn packed_bytes(whole: &Gemm) -> usize {
 ///
 /// # Safety
 /// `b` must be valid, `out` writable for [`packed_bytes`].
-pub(in crate::routine::gemm) unsafe fn pack_whole(whole: &Gemm, b: *const u8, out: *mut u8) {
-    let (blocked, at) = BlockedGemm::new(&Gemm { m: 1, ..*whole }, Buffers { b, ..NOWHERE });
+pub(in crate::routine::gemm) unsafe fn pack_whole(
+    kernel: &'static Kernel,
+    whole: &Gemm,
+    b: *const u8,
+    out: *mut u8,
+) {
+    let (blocked, at) =
+        BlockedGemm::new(kernel, &Gemm { m: 1, ..*whole }, Buffers { b, ..NOWHERE });
     blocked.each_block(|block| {
         let scratch = Shared { b: blocked.packed_at(out.cast(), &block), ..Shared::EMPTY };
-        for panel in (0..block.cols.div_ceil(NR)).step_by(PANELS) {
+        for panel in (0..block.cols.div_ceil(kernel.columns)).step_by(PANELS) {
             // SAFETY: passed on.
             unsafe { blocked.pack_panels(&at, &block, &scratch, panel) };
         }
@@ -45,22 +52,23 @@ pub(in crate::routine::gemm) unsafe fn pack_whole(whole: &Gemm, b: *const u8, ou
 /// # Safety
 /// As for [`Gemm::run`]; `packed` must come from [`pack_whole`] of the same GEMM.
 pub(in crate::routine::gemm) unsafe fn run_packed(
+    kernel: &'static Kernel,
     whole: &Gemm,
     (m, n, k): (usize, usize, usize),
     packing: &mut Scratch,
     at: Buffers,
     packed: *const u8,
 ) {
-    let (mut blocked, at) = BlockedGemm::new(whole, at);
+    let (mut blocked, at) = BlockedGemm::new(kernel, whole, at);
     assert!(!blocked.is_swapped && whole.bias.is_none() && m <= whole.m);
     let [a_bytes, _, partial_bytes, _] = blocked.scratch();
     let [a, partial] = packing.split([a_bytes, partial_bytes]);
     blocked.shape = Gemm { m, n, k, ..blocked.shape };
     blocked.each_block(|mut block| {
-        block.panel = NR * blocked.kc.min(whole.k - block.depth).div_ceil(blocked.pack);
+        block.panel = kernel.columns * kernel.words(blocked.kc.min(whole.k - block.depth));
         let b = blocked.packed_at(packed.cast_mut().cast(), &block);
         let scratch = Shared { b, partial: partial.cast(), ..Shared::EMPTY };
-        let all = (0, block.cols.div_ceil(NR));
+        let all = (0, block.cols.div_ceil(kernel.columns));
         for row in (0..block.rows).step_by(MC) {
             let rows = row..block.rows.min(row + MC);
             // SAFETY: the scratch parts are as large as asked for; the caller vouches for the rest.
@@ -70,39 +78,43 @@ pub(in crate::routine::gemm) unsafe fn run_packed(
 }
 
 /// Bytes of the whole left operand when packed.
-pub(in crate::routine::gemm) fn packed_left_bytes(whole: &Gemm) -> usize {
-    let (blocked, _) = BlockedGemm::new(whole, NOWHERE);
-    left_parts(whole) * blocked.left_part() * size_of::<u32>()
+pub(in crate::routine::gemm) fn packed_left_bytes(kernel: &'static Kernel, whole: &Gemm) -> usize {
+    let (blocked, _) = BlockedGemm::new(kernel, whole, NOWHERE);
+    left_parts(kernel, whole) * blocked.left_part() * size_of::<u32>()
 }
 
 /// Parts of the left operand: its blocks of depths.
-fn left_parts(whole: &Gemm) -> usize {
-    let (blocked, _) = BlockedGemm::new(whole, NOWHERE);
+fn left_parts(kernel: &'static Kernel, whole: &Gemm) -> usize {
+    let (blocked, _) = BlockedGemm::new(kernel, whole, NOWHERE);
     whole.k.div_ceil(blocked.kc)
 }
 
 /// Packs some rows and depths of the left operand; the element of the first of both is at `a`.
 ///
 /// # Safety
-/// `a` must be valid, `out` writable for [`packed_left_bytes`]; the rows begin at a multiple of [`MR`], the depths at an even one.
+/// `a` must be valid, `out` writable for [`packed_left_bytes`]; the rows begin at a multiple of those of a tile,
+/// the depths at one of the kernel's granule.
 pub(in crate::routine::gemm) unsafe fn pack_left(
+    kernel: &'static Kernel,
     whole: &Gemm,
     rows: Range<usize>,
     depths: Range<usize>,
     a: *const u8,
     out: *mut u8,
 ) {
-    let (blocked, at) = BlockedGemm::new(whole, Buffers { a, ..NOWHERE });
-    let BlockedGemm { kc, pack, .. } = blocked;
+    let (blocked, at) = BlockedGemm::new(kernel, whole, Buffers { a, ..NOWHERE });
+    let kc = blocked.kc;
+    let Kernel { rows: mr, pack, granule, .. } = *kernel;
     let Gemm { k, a: Operand { elem, row, col, .. }, .. } = blocked.shape;
-    debug_assert!(rows.start.is_multiple_of(MR) && depths.start.is_multiple_of(pack));
+    debug_assert!(rows.start.is_multiple_of(mr) && depths.start.is_multiple_of(granule));
     for part in depths.start / kc..depths.end.div_ceil(kc) {
         let block = part * kc..k.min((part + 1) * kc);
-        let panel = MR * block.len().div_ceil(pack);
+        let panel = mr * kernel.words(block.len());
         let range = depths.start.max(block.start)..depths.end.min(block.end);
         let src = Source {
             elem,
             pack,
+            granule,
             start: elem.at(at.a, (range.start - depths.start) as isize * col),
             line: row,
             depth: col,
@@ -110,9 +122,9 @@ pub(in crate::routine::gemm) unsafe fn pack_left(
             depths: range.len(),
             panel,
         };
-        let place = rows.start / MR * panel + (range.start - block.start) / pack * MR;
+        let place = rows.start / mr * panel + (range.start - block.start) / pack * mr;
         // SAFETY: the features are present; the place lies inside of the part.
-        unsafe { pack_a(&src, out.cast::<u32>().add(part * blocked.left_part() + place)) };
+        unsafe { (kernel.pack_a)(&src, out.cast::<u32>().add(part * blocked.left_part() + place)) };
     }
 }
 
@@ -121,8 +133,9 @@ pub(in crate::routine::gemm) unsafe fn pack_left(
 ///
 /// # Safety
 /// As for [`Gemm::run`]; `packed` must come from [`pack_left`] of the same GEMM, and the rows begin at a
-/// multiple of [`MR`].
+/// multiple of those of a tile.
 pub(in crate::routine::gemm) unsafe fn run_packed_left(
+    kernel: &'static Kernel,
     whole: &Gemm,
     (rows, n): (Range<usize>, usize),
     packing: &mut Scratch,
@@ -134,12 +147,12 @@ pub(in crate::routine::gemm) unsafe fn run_packed_left(
         Right::At(b) => *b,
         Right::Rows(_) => std::ptr::null(),
     };
-    let (mut blocked, at) = BlockedGemm::new(whole, Buffers { b, c, ..NOWHERE });
+    let (mut blocked, at) = BlockedGemm::new(kernel, whole, Buffers { b, c, ..NOWHERE });
     assert!(!blocked.is_swapped && whole.bias.is_none() && n <= whole.n);
-    assert!(rows.start.is_multiple_of(MR) && rows.end <= whole.m);
+    assert!(rows.start.is_multiple_of(kernel.rows) && rows.end <= whole.m);
     let [_, b_bytes, partial_bytes, _] = blocked.scratch();
     let line_bytes = blocked.nc * whole.b.elem.size();
-    let step = (LINES_BYTES / line_bytes).max(1).next_multiple_of(blocked.pack);
+    let step = (LINES_BYTES / line_bytes).max(1).next_multiple_of(kernel.granule);
     let computed = if matches!(right, Right::Rows(_)) { step * n * whole.b.elem.size() } else { 0 };
     let [b, partial, lines] = packing.split([b_bytes, partial_bytes, computed]);
     let left_part = blocked.left_part();
@@ -150,7 +163,7 @@ pub(in crate::routine::gemm) unsafe fn run_packed_left(
     let scratch = Shared { b: b.cast(), partial: partial.cast(), ..Shared::EMPTY };
     // SAFETY: the scratch parts are as large as asked for; the caller vouches for the rest.
     blocked.each_block(|block| unsafe {
-        let panels = block.cols.div_ceil(NR);
+        let panels = block.cols.div_ceil(kernel.columns);
         match right {
             Right::At(_) => {
                 for panel in (0..panels).step_by(PANELS) {
@@ -160,7 +173,7 @@ pub(in crate::routine::gemm) unsafe fn run_packed_left(
             Right::Rows(rows) => blocked.pack_rows(&block, &scratch, (step, n), lines, rows),
         }
         let part = packed.cast::<u32>().add(block.depth / blocked.kc * left_part);
-        let words = block.depths.div_ceil(blocked.pack);
+        let words = kernel.words(block.depths);
         for row in (0..block.rows).step_by(MC) {
             let a = part.add((rows.start + block.row + row) * words);
             let rows = row..block.rows.min(row + MC);
@@ -179,13 +192,15 @@ impl BlockedGemm {
         lines: *mut u8,
         rows: &dyn Fn(Range<usize>, *mut u8),
     ) {
+        let Kernel { columns, pack, .. } = *self.kernel;
         for first in (0..block.depths).step_by(step) {
             let depths = step.min(block.depths - first);
             let depth = block.depth + first;
             rows(depth..depth + depths, lines);
             let src = Source {
                 elem: self.shape.b.elem,
-                pack: self.pack,
+                pack,
+                granule: self.kernel.granule,
                 start: self.shape.b.elem.at(lines, block.col as isize),
                 line: 1,
                 depth: n as isize,
@@ -194,7 +209,7 @@ impl BlockedGemm {
                 panel: block.panel,
             };
             // SAFETY: the features are present; the part holds the whole column block.
-            unsafe { pack_b(&src, scratch.b.add(first / self.pack * NR)) };
+            unsafe { (self.kernel.pack_b)(&src, scratch.b.add(first / pack * columns)) };
         }
     }
 }

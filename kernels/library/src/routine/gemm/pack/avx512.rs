@@ -1,65 +1,12 @@
-//! Packs operands into panels for the micro-kernel.
-//!
-//! A panel contains `W` rows of A (or columns of B), its *lines*, in 32-bit words: for each depth `W` f32 numbers, to which those of
-//! 16 bits are widened, or for each pair of depths `W` words of two bf16 numbers, lower depth in the lower half. `pack`, or `PACK`, is the
-//! number of depths in a word, 1 or 2.
-//! Lines and depths beyond the operand are zero. Nothing is written outside of the depths of a panel, so that threads may pack parts of
-//! one operand.
+//! Packing with AVX-512, 16 lines or depths at a time.
 
 use std::arch::x86_64::*;
 
-use super::microkernel::{MR, NR, widened};
+use super::{Source, any};
 use crate::dtype::Elem;
-
-/// The part of an operand to pack.
-#[derive(Clone, Copy)]
-pub(super) struct Source {
-    /// Element type.
-    pub(super) elem: Elem,
-    /// Depths in a word.
-    pub(super) pack: usize,
-    /// Depth 0 of line 0.
-    pub(super) start: *const u8,
-    /// Distance between two lines, in elements.
-    pub(super) line: isize,
-    /// Distance between two depths, in elements.
-    pub(super) depth: isize,
-    /// Number of lines.
-    pub(super) lines: usize,
-    /// Number of depths.
-    pub(super) depths: usize,
-    /// Words between two packed panels.
-    pub(super) panel: usize,
-}
+use crate::routine::gemm::avx512::{MR, NR, widened};
 
 impl Source {
-    /// The element at a line and a depth.
-    fn at(&self, line: usize, depth: usize) -> *const u8 {
-        let element = line as isize * self.line + depth as isize * self.depth;
-        self.elem.at(self.start, element)
-    }
-
-    /// The word of a line that begins at a depth.
-    unsafe fn word(&self, line: usize, depth: usize) -> u32 {
-        if line >= self.lines {
-            return 0;
-        }
-        // SAFETY: the line and the depths are inside the source.
-        unsafe {
-            match self.pack {
-                1 => self.elem.load(self.at(line, depth), 0).to_bits(),
-                _ => {
-                    let half = |depth: usize| {
-                        let inside = depth < self.depths;
-                        let at = self.at(line, depth).cast::<u16>();
-                        if inside { u32::from(at.read_unaligned()) } else { 0 }
-                    };
-                    half(depth) | half(depth + 1) << 16
-                }
-            }
-        }
-    }
-
     /// Up to 16 elements as f32.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     #[inline]
@@ -100,7 +47,7 @@ impl Source {
 /// # Safety
 /// The source must be readable, `out` writable for all panels; the CPU must have AVX-512 F, BW, VL.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn pack_a(src: &Source, out: *mut u32) {
+pub(in crate::routine::gemm) unsafe fn pack_a(src: &Source, out: *mut u32) {
     // SAFETY: passed on.
     unsafe {
         match (src.depth, src.line, src.pack) {
@@ -108,7 +55,7 @@ pub(super) unsafe fn pack_a(src: &Source, out: *mut u32) {
             (1, ..) => along_depth::<2, MR>(src, out),
             (_, 1, 1) => across_depth::<MR>(src, out),
             (_, 1, _) => across_pairs_a(src, out),
-            _ => any::<MR>(src, out),
+            _ => any::<MR, 1>(src, out),
         }
     }
 }
@@ -118,7 +65,7 @@ pub(super) unsafe fn pack_a(src: &Source, out: *mut u32) {
 /// # Safety
 /// As for [`pack_a`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn pack_b(src: &Source, out: *mut u32) {
+pub(in crate::routine::gemm) unsafe fn pack_b(src: &Source, out: *mut u32) {
     // SAFETY: passed on.
     unsafe {
         match (src.line, src.depth, src.pack) {
@@ -126,7 +73,7 @@ pub(super) unsafe fn pack_b(src: &Source, out: *mut u32) {
             (1, ..) => across_pairs_b(src, out),
             (_, 1, 1) => along_depth::<1, NR>(src, out),
             (_, 1, _) => along_depth::<2, NR>(src, out),
-            _ => any::<NR>(src, out),
+            _ => any::<NR, 1>(src, out),
         }
     }
 }
@@ -166,6 +113,24 @@ unsafe fn along_depth<const PACK: usize, const W: usize>(src: &Source, out: *mut
                     }
                 }
             }
+        }
+    }
+}
+
+/// Transposes a 16 x 16 matrix of words in memory, whose rows are some words apart.
+///
+/// # Safety
+/// The one must be readable, the other writable; the CPU must have AVX-512 F.
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn transpose_words(
+    (from, from_row): (*const u32, usize),
+    (to, to_row): (*mut u32, usize),
+) {
+    // SAFETY: passed on.
+    unsafe {
+        let rows = std::array::from_fn(|i| _mm512_loadu_si512(from.add(i * from_row).cast()));
+        for (i, column) in transpose(rows).into_iter().enumerate() {
+            _mm512_storeu_si512(to.add(i * to_row).cast(), column);
         }
     }
 }
@@ -274,76 +239,6 @@ unsafe fn across_pairs_b(src: &Source, out: *mut u32) {
                 let high = _mm512_permutex2var_epi16(even, to_high, odd);
                 _mm512_storeu_si512(to.cast(), low);
                 _mm512_storeu_si512(to.add(16).cast(), high);
-            }
-        }
-    }
-}
-
-/// Any strides, one word at a time.
-unsafe fn any<const W: usize>(src: &Source, out: *mut u32) {
-    for (panel, first) in (0..src.lines).step_by(W).enumerate() {
-        for word in 0..src.depths.div_ceil(src.pack) {
-            for lane in 0..W {
-                // SAFETY: inside the panel; the source is readable.
-                unsafe {
-                    let value = src.word(first + lane, word * src.pack);
-                    *out.add(panel * src.panel + word * W + lane) = value;
-                }
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn check<const W: usize>(elem: Elem, pack: usize, run: unsafe fn(&Source, *mut u32)) {
-        let data: Vec<u16> = (0..80_000u32).map(|i| (i % 65_521) as u16 + 1).collect();
-        for lines in [1, 5, 11, 12, 13, 31, 32, 33, 70] {
-            for depths in [1_usize, 2, 3, 30, 31, 32, 33, 64, 77] {
-                for (line, depth) in [(101, 1), (1, 103), (211, 3)] {
-                    let start = data.as_ptr().cast();
-                    let panel = depths.div_ceil(pack) * W;
-                    let src = Source { elem, pack, start, line, depth, lines, depths, panel };
-                    let panels = lines.div_ceil(W);
-                    let mut got = vec![7u32; panels * src.panel + 16];
-                    let mut want = got.clone();
-                    // SAFETY: the largest offset is below 40,000.
-                    unsafe {
-                        run(&src, got.as_mut_ptr());
-                        any::<W>(&src, want.as_mut_ptr());
-                    }
-                    assert!(got == want, "{elem:?} {W} {lines} {depths} {line} {depth}");
-                    let last = depths - 1;
-                    let word = want[last / pack * W];
-                    let at = last * depth as usize * elem.size() / size_of::<u16>();
-                    match (elem, pack) {
-                        (Elem::F32, _) => {
-                            assert_eq!(word, u32::from(data[at]) | u32::from(data[at + 1]) << 16);
-                        }
-                        (Elem::F16, _) => {
-                            let number = half::f16::from_bits(data[at]).to_f32();
-                            assert_eq!(word, number.to_bits());
-                        }
-                        (Elem::BF16, 1) => assert_eq!(word, u32::from(data[at]) << 16),
-                        (Elem::BF16, _) => {
-                            assert_eq!(word >> (last % 2 * 16) & 0xffff, u32::from(data[at]));
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn all_stride_cases_pack_alike() {
-        if crate::simd::has_avx512() {
-            for (elem, pack) in [(Elem::F32, 1), (Elem::BF16, 1), (Elem::F16, 1), (Elem::BF16, 2)] {
-                // SAFETY: the features are present; passed on.
-                check::<MR>(elem, pack, |src, out| unsafe { pack_a(src, out) });
-                // SAFETY: as above.
-                check::<NR>(elem, pack, |src, out| unsafe { pack_b(src, out) });
             }
         }
     }

@@ -1,8 +1,12 @@
-//! Micro-kernels: a tile of 12 x 32 results in 24 registers, computed from packed panels by `vfmadd` (f32) or `vdpbf16ps` (pairs of bf16),
+//! Micro-kernels for AVX-512: a tile of 12 x 32 results in 24 registers, computed from packed panels by `vfmadd` (f32) or `vdpbf16ps` (pairs of bf16),
 //! with scale, bias, accumulation into C and rounding fused into the store. Tiles at the edges of C compute only 4 or 8 rows, or 16 columns.
 
 use std::arch::x86_64::*;
 
+use super::kernel::{Columns, Kernel};
+use super::pack::avx512::{pack_a, pack_b};
+use super::planes::Planes;
+use super::store::Store;
 use crate::dtype::Elem;
 
 /// Rows of a tile.
@@ -10,65 +14,50 @@ pub(super) const MR: usize = 12;
 /// Columns of a tile.
 pub(super) const NR: usize = 32;
 
-/// Where a tile is stored and what is added to it: `c = alpha * GEMM + partial + former c + bias`, rounded to the
-/// type of C.
-#[derive(Clone, Copy)]
-pub(super) struct Store {
-    /// The tile of C; columns are contiguous.
-    pub(super) c: *mut u8,
-    /// Elements between two rows of C.
-    pub(super) c_row: isize,
-    /// Any type for kernels of f32 words, f32 or bf16 for those of pairs.
-    pub(super) elem: Elem,
-    /// Adds the former contents of C.
-    pub(super) load_c: bool,
-    /// An f32 tile to add, or null.
-    pub(super) partial: *const f32,
-    /// Elements between two rows of it.
-    pub(super) partial_row: isize,
-    /// One f32 for each column (32 readable), or null.
-    pub(super) bias: *const f32,
-    /// One f32 for each row, or null.
-    pub(super) row_bias: *const f32,
-    /// Factor of the tile.
-    pub(super) alpha: f32,
-    /// Rows to store, at most [`MR`].
-    pub(super) rows: usize,
-    /// Columns to store, at most [`NR`].
-    pub(super) cols: usize,
+/// f32 numbers.
+pub(super) static F32: Kernel = Kernel {
+    name: "avx512",
+    rows: MR,
+    columns: NR,
+    pack: 1,
+    granule: 1,
+    block: 512,
+    in_place_rows: 272,
+    pack_a,
+    pack_b,
+    tile: tile_f32,
+    lines: Some(lines_f32),
+    stores_f16: true,
+    around: None,
+};
+
+/// Pairs of bf16.
+pub(super) static BF16: Kernel = Kernel {
+    name: "avx512-bf16",
+    pack: 2,
+    granule: 2,
+    tile: tile_bf16,
+    lines: Some(lines_bf16),
+    stores_f16: false,
+    ..F32
+};
+
+/// The columns to store of both halves.
+#[inline]
+fn masks(store: &Store) -> [u16; 2] {
+    let mask = if store.cols >= NR { u32::MAX } else { (1 << store.cols) - 1 };
+    [mask as u16, (mask >> 16) as u16]
 }
 
-impl Store {
-    /// The columns to store of both halves.
-    #[inline]
-    fn masks(&self) -> [u16; 2] {
-        let mask = if self.cols >= NR { u32::MAX } else { (1 << self.cols) - 1 };
-        [mask as u16, (mask >> 16) as u16]
+/// What is added to all rows.
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn column_bias(store: &Store) -> [__m512; 2] {
+    if store.bias.is_null() {
+        return [_mm512_setzero_ps(); 2];
     }
-
-    /// What is added to all rows.
-    #[target_feature(enable = "avx512f")]
-    #[inline]
-    unsafe fn column_bias(&self) -> [__m512; 2] {
-        if self.bias.is_null() {
-            return [_mm512_setzero_ps(); 2];
-        }
-        // SAFETY: 32 are readable.
-        unsafe { [_mm512_loadu_ps(self.bias), _mm512_loadu_ps(self.bias.add(16))] }
-    }
-
-    /// Fetches the rows of C into the cache. A prefetch may take any address.
-    #[inline]
-    fn prefetch(&self) {
-        for row in 0..self.rows {
-            let line = self.elem.at(self.c, row as isize * self.c_row);
-            // SAFETY: every x86-64 processor has the instruction.
-            unsafe {
-                _mm_prefetch::<_MM_HINT_T0>(line.cast());
-                _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(64).cast());
-            }
-        }
-    }
+    // SAFETY: 32 are readable.
+    unsafe { [_mm512_loadu_ps(store.bias), _mm512_loadu_ps(store.bias.add(16))] }
 }
 
 /// Calls a micro-kernel for the rows and halves of columns that a tile has.
@@ -91,7 +80,7 @@ macro_rules! store_tile {
     ($sums:ident, $store:ident, $rows:ident, $halves:ident, $any:ident) => {
         let is_plain = $store.partial.is_null() && $store.row_bias.is_null();
         if is_plain && $store.elem == Elem::F32 {
-            let (masks, bias) = ($store.masks(), $store.column_bias());
+            let (masks, bias) = (masks($store), column_bias($store));
             let alpha = _mm512_set1_ps($store.alpha);
             for i in 0..$rows {
                 if i < $store.rows {
@@ -113,27 +102,6 @@ macro_rules! store_tile {
     };
 }
 
-/// Where a tile of B lies that is no panel: the words of a depth are those of a *plane* from an offset on.
-#[derive(Clone, Copy)]
-pub(crate) struct Planes<'o> {
-    /// Number of planes, which lie one after the other.
-    pub(crate) count: usize,
-    /// Words of a plane.
-    pub(crate) words: usize,
-    /// Offsets of the depths within each plane.
-    pub(crate) offsets: &'o [usize],
-}
-
-/// A tile of columns of B in memory: [`NR`] words at each depth.
-#[derive(Clone, Copy)]
-pub(super) struct Columns {
-    pub(super) at: *const u32,
-    /// Words between two depths.
-    pub(super) step: usize,
-    /// The columns that are needed next, which are fetched into the cache meanwhile: processors do not foresee depths that are far apart.
-    pub(super) next: *const u32,
-}
-
 /// A micro-kernel from how it loads 16 words of B, spreads a word of A, multiplies and accumulates, and
 /// stores results of fewer bits.
 macro_rules! tile {
@@ -145,7 +113,7 @@ macro_rules! tile {
         ///
         /// # Safety
         /// The panel of A must hold `words` words, B 32 words at each depth, `store` must be valid; the CPU must have the features.
-        pub(super) unsafe fn $panels(words: usize, a: *const u32, b: Columns, store: &Store) {
+        unsafe fn $panels(words: usize, a: *const u32, b: Columns, store: &Store) {
             // SAFETY: passed on.
             unsafe { of_size!(store, $panels_of, (words, a, b, store)) };
         }
@@ -154,7 +122,7 @@ macro_rules! tile {
         ///
         /// # Safety
         /// The rows must hold `words` words; as for panels else.
-        pub(super) unsafe fn $lines(
+        unsafe fn $lines(
             words: usize,
             (a, line): (*const u8, isize),
             b: *const u32,
@@ -286,11 +254,11 @@ macro_rules! tile {
             acc: &[[__m512; HALVES]; ROWS],
             store: &Store,
         ) {
-            let masks = store.masks();
+            let masks = masks(store);
             let alpha = _mm512_set1_ps(store.alpha);
             // SAFETY: rows and masks keep all accesses inside the tile.
             unsafe {
-                let bias = store.column_bias();
+                let bias = column_bias(store);
                 for (i, acc) in acc.iter().enumerate().take(store.rows) {
                     let mut row_bias = bias;
                     if !store.row_bias.is_null() {
@@ -372,11 +340,6 @@ tile!(
     }
 );
 
-/// Depths in a word of a packed operand: two bf16 numbers that are multiplied in pairs, or one number as f32.
-pub(super) fn depths_per_word(elem: Elem) -> usize {
-    if elem == Elem::BF16 && crate::simd::prefers_bf16_dots() { 2 } else { 1 }
-}
-
 /// Numbers of 16 bits as f32.
 #[target_feature(enable = "avx512f")]
 #[inline]
@@ -409,4 +372,18 @@ fn narrowed(elem: Elem, numbers: __m512) -> __m256i {
 fn as_bf16(words: __m512i) -> __m512bh {
     // SAFETY: both are 64 plain bytes.
     unsafe { std::mem::transmute(words) }
+}
+
+/// Runs chains of products of pairs in registers and returns their operations.
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(super) fn products(rounds: usize) -> usize {
+    let x = std::hint::black_box(as_bf16(_mm512_set1_epi32(0x3f00_3f00)));
+    let mut chains = [std::hint::black_box(_mm512_set1_ps(1.0)); MR];
+    for _ in 0..rounds {
+        for chain in &mut chains {
+            *chain = _mm512_dpbf16_ps(*chain, x, x);
+        }
+    }
+    std::hint::black_box(chains);
+    4 * 16 * chains.len() * rounds
 }

@@ -1,0 +1,121 @@
+//! What the loops over blocks know of a micro-kernel, and which one this processor gets.
+
+use super::pack::Source;
+use super::store::Store;
+use crate::dtype::Elem;
+use std::sync::OnceLock;
+
+/// A micro-kernel and the packing of its operands.
+///
+/// A packed panel contains as many *lines* as a tile has rows (of A) or columns (of B), in 32-bit words. Words hold one depth as f32 or two
+/// as bf16; a panel of `d` depths has [`Kernel::words`] words for each line, whose order is that of the kernel. Depths beyond
+/// the operand are zeros.
+pub(super) struct Kernel {
+    /// The instructions, for reports.
+    pub(super) name: &'static str,
+    /// Rows of a tile.
+    pub(super) rows: usize,
+    /// Columns of a tile.
+    pub(super) columns: usize,
+    /// Depths in a word.
+    pub(super) pack: usize,
+    /// A panel has a multiple of so many depths.
+    pub(super) granule: usize,
+    /// The most words of a line in a block.
+    pub(super) block: usize,
+    /// The most rows of A for which columns of B are read in place.
+    pub(super) in_place_rows: usize,
+    /// Packs rows of A.
+    pub(super) pack_a: Pack,
+    /// Packs columns of B.
+    pub(super) pack_b: Pack,
+    /// Multiplies a panel of A by columns of B over some words of each line, and stores the tile.
+    pub(super) tile: Tile,
+    /// The same for rows of A as they are in memory, and the bytes between two; none if A must be packed.
+    pub(super) lines: Option<Lines>,
+    /// Rounds results to f16 by itself.
+    pub(super) stores_f16: bool,
+    /// What a thread does before its first tile and after its last.
+    pub(super) around: Option<[fn(); 2]>,
+}
+
+/// Columns of B, as many words at each depth as a tile has columns.
+#[derive(Clone, Copy)]
+pub(super) struct Columns {
+    pub(super) at: *const u32,
+    /// Words between two depths: those of the columns in a panel.
+    pub(super) step: usize,
+    /// The columns that are needed next, which the kernel may fetch into the cache: processors do not foresee depths that are far apart.
+    pub(super) next: *const u32,
+}
+
+/// Packs lines into panels. The source must be readable, the panels writable, the CPU must have the features.
+pub(super) type Pack = unsafe fn(&Source, *mut u32);
+/// The panels must hold so many words for each line, the store must be valid, the CPU must have the features.
+pub(super) type Tile = unsafe fn(usize, *const u32, Columns, &Store);
+/// As [`Tile`].
+pub(super) type Lines = unsafe fn(usize, (*const u8, isize), *const u32, &Store);
+
+impl Kernel {
+    /// Words of a line of a panel of so many depths.
+    pub(super) fn words(&self, depths: usize) -> usize {
+        depths.next_multiple_of(self.granule) / self.pack
+    }
+}
+
+/// The micro-kernel for operands of a type; none where the crate `gemm` multiplies.
+#[inline]
+pub(super) fn of(elem: Elem) -> Option<&'static Kernel> {
+    static CHOSEN: OnceLock<[Option<&'static Kernel>; 2]> = OnceLock::new();
+    CHOSEN.get_or_init(|| [single(), pairs().or_else(single)])[usize::from(elem == Elem::BF16)]
+}
+
+/// The micro-kernel for f32, to which other types are widened.
+#[cfg(target_arch = "x86_64")]
+fn single() -> Option<&'static Kernel> {
+    match crate::simd::level() {
+        crate::simd::AVX512 => Some(&super::avx512::F32),
+        crate::simd::AVX2 => Some(&super::avx2::F32),
+        _ => None,
+    }
+}
+
+/// The micro-kernel for pairs of bf16, if one is faster.
+#[cfg(target_arch = "x86_64")]
+fn pairs() -> Option<&'static Kernel> {
+    use super::{amx, avx512};
+    #[cfg(test)]
+    if let Some(path) = crate::tests::path() {
+        return match path.as_str() {
+            "amx-software" => Some(&amx::SOFTWARE),
+            "amx-bf16" => Some(&amx::HARDWARE),
+            _ => crate::simd::prefers_bf16_dots().then_some(&avx512::BF16),
+        };
+    }
+    if amx::is_available() {
+        return Some(&amx::HARDWARE);
+    }
+    crate::simd::prefers_bf16_dots().then_some(&avx512::BF16)
+}
+
+/// As for x86-64. NEON is part of every processor of this architecture.
+#[cfg(target_arch = "aarch64")]
+fn single() -> Option<&'static Kernel> {
+    (crate::simd::level() >= crate::simd::NEON).then_some(&super::neon::F32)
+}
+
+/// As for x86-64.
+#[cfg(target_arch = "aarch64")]
+fn pairs() -> Option<&'static Kernel> {
+    (crate::simd::level() >= crate::simd::NEON_BF16).then_some(&super::neon_bf16::BF16)
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn single() -> Option<&'static Kernel> {
+    None
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn pairs() -> Option<&'static Kernel> {
+    None
+}

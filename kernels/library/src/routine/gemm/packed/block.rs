@@ -1,0 +1,439 @@
+//! A GEMM cut into blocks, and the products of a block.
+
+use super::{LINE_BYTES, LINES_PANELS, MC, NC, PANELS, PARTIAL_ROWS};
+use crate::dtype::Elem;
+use crate::routine::convert::to_f32;
+use crate::routine::gemm::kernel::{Columns, Kernel};
+use crate::routine::gemm::pack::Source;
+use crate::routine::gemm::store::Store;
+use crate::routine::gemm::{Buffers, Gemm, Operand};
+use std::ops::Range;
+
+/// Scratch memory that the threads share.
+#[derive(Clone, Copy)]
+pub(super) struct Shared {
+    /// The packed column block of B.
+    pub(super) b: *mut u32,
+    /// Partial sums of a row range of the column block.
+    pub(super) partial: *mut f32,
+    /// The bias in f32.
+    pub(super) bias: *mut f32,
+}
+
+impl Shared {
+    pub(super) const EMPTY: Shared = Shared {
+        b: std::ptr::null_mut(),
+        partial: std::ptr::null_mut(),
+        bias: std::ptr::null_mut(),
+    };
+}
+
+/// Rows of A, as the micro-kernels read them.
+#[derive(Clone, Copy)]
+pub(super) enum Left {
+    /// Packed.
+    Panel(*const u32),
+    /// In memory, and the bytes between two.
+    Lines(*const u8, isize),
+}
+
+impl Left {
+    /// The rows from number `row` on, a multiple of those of a tile.
+    fn skip_rows(self, row: usize, words: usize) -> Left {
+        match self {
+            Left::Panel(a) => Left::Panel(a.wrapping_add(row * words)),
+            Left::Lines(a, line) => Left::Lines(a.wrapping_offset(row as isize * line), line),
+        }
+    }
+}
+
+/// A block of C and of the depth.
+#[derive(Clone, Copy)]
+pub(super) struct Block {
+    pub(super) row: usize,
+    pub(super) rows: usize,
+    pub(super) col: usize,
+    pub(super) cols: usize,
+    pub(super) depth: usize,
+    pub(super) depths: usize,
+    pub(super) is_first: bool,
+    pub(super) is_last: bool,
+    /// Words between two packed panels of B.
+    pub(super) panel: usize,
+}
+
+/// A GEMM brought into the form of the kernel: transposed as a whole if that makes the columns
+/// of C contiguous.
+pub(super) struct BlockedGemm {
+    pub(super) shape: Gemm,
+    /// The bias runs along the rows of C.
+    pub(super) is_swapped: bool,
+    pub(super) kernel: &'static Kernel,
+    /// Rows, columns and depths of a block.
+    pub(super) mc: usize,
+    pub(super) nc: usize,
+    pub(super) kc: usize,
+    /// Column blocks of the whole B.
+    pub(super) col_blocks: usize,
+    /// The micro-kernel stores into C by itself.
+    pub(super) is_direct: bool,
+    /// Sums over depth blocks are kept in scratch memory.
+    pub(super) has_partial: bool,
+    /// Whole panels of columns of B are read where they are.
+    pub(super) in_place: bool,
+}
+
+impl BlockedGemm {
+    pub(super) fn new(
+        kernel: &'static Kernel,
+        shape: &Gemm,
+        at: Buffers,
+    ) -> (BlockedGemm, Buffers) {
+        let is_swapped = shape.c.row == 1 && shape.c.col != 1;
+        let (shape, at) = if is_swapped {
+            let swapped = Gemm {
+                m: shape.n,
+                n: shape.m,
+                a: shape.b.transposed(),
+                b: shape.a.transposed(),
+                c: shape.c.transposed(),
+                ..*shape
+            };
+            (swapped, Buffers { a: at.b, b: at.a, ..at })
+        } else {
+            (*shape, at)
+        };
+        let kc = even_part(shape.k, kernel.block * kernel.pack).next_multiple_of(kernel.granule);
+        let nc = even_part(shape.n, NC).next_multiple_of(kernel.columns);
+        let is_direct = shape.c.col == 1 && (kernel.stores_f16 || shape.c.elem != Elem::F16);
+        let sums_in_c = is_direct && shape.c.elem == Elem::F32;
+        let has_partial = kc < shape.k && !sums_in_c;
+        let mc = if has_partial { even_part(shape.m, PARTIAL_ROWS) } else { shape.m };
+        let mc = mc.next_multiple_of(MC);
+        let col_blocks = shape.n.div_ceil(nc);
+        let in_place = false;
+        let blocked = BlockedGemm {
+            shape,
+            is_swapped,
+            kernel,
+            mc,
+            nc,
+            kc,
+            col_blocks,
+            is_direct,
+            has_partial,
+            in_place,
+        };
+        (blocked, at)
+    }
+
+    /// Reads columns of B in memory where they are, if they need not be converted and too few rows of A share them for packing to pay.
+    pub(super) fn reading_in_place(mut self) -> BlockedGemm {
+        let Gemm { m, b: Operand { elem, row, col, .. }, .. } = self.shape;
+        self.in_place = elem == Elem::F32 && col == 1 && row > 0 && m <= self.kernel.in_place_rows;
+        self
+    }
+
+    /// Runs the micro-kernel.
+    unsafe fn run_kernel(&self, words: usize, a: Left, b: Columns, store: &Store) {
+        // SAFETY: passed on.
+        unsafe {
+            match (a, self.kernel.lines) {
+                (Left::Lines(a, line), Some(lines)) => lines(words, (a, line), b.at, store),
+                (Left::Lines(..), None) => unreachable!("lines are only read where they can be"),
+                (Left::Panel(a), _) => (self.kernel.tile)(words, a, b, store),
+            }
+        }
+    }
+
+    /// Whether rows of A are read where they are, as they are read too seldom for packing to pay.
+    fn reads_lines(&self, block: &Block, panels: usize) -> bool {
+        let Operand { elem, row, col, .. } = self.shape.a;
+        let bytes = row.unsigned_abs() * elem.size();
+        // Rows that are multiples of this apart would evict each other from the first-level cache.
+        let collide = bytes.is_multiple_of(LINE_BYTES);
+        let is_whole = block.depths.is_multiple_of(self.kernel.granule);
+        let is_wide = self.kernel.pack * elem.size() == size_of::<u32>();
+        let can_be = self.kernel.lines.is_some() && is_wide && is_whole;
+        col == 1 && can_be && !collide && panels <= LINES_PANELS && !self.in_place
+    }
+
+    /// Words of a packed block of B.
+    pub(super) fn packed_block(&self) -> usize {
+        self.nc * self.kernel.words(self.kc)
+    }
+
+    /// Words of a packed part of the left operand.
+    pub(super) fn left_part(&self) -> usize {
+        self.shape.m.next_multiple_of(self.kernel.rows) * self.kernel.words(self.kc)
+    }
+
+    /// Where a block of the whole packed B begins.
+    pub(super) fn packed_at(&self, packed: *mut u32, block: &Block) -> *mut u32 {
+        let index = block.depth / self.kc * self.col_blocks + block.col / self.nc;
+        packed.wrapping_add(index * self.packed_block())
+    }
+
+    /// Bytes of: packed A of one thread, packed B, partial sums, bias.
+    pub(super) fn scratch(&self) -> [usize; 4] {
+        let word = size_of::<u32>();
+        let words = self.kernel.words(self.kc);
+        let rows = MC.min(self.shape.m.next_multiple_of(self.kernel.rows));
+        let bias = if self.is_swapped { self.shape.m } else { self.shape.n };
+        [
+            rows * words * word,
+            self.nc * words * word,
+            if self.has_partial { self.mc.min(self.shape.m) * self.nc * word } else { 0 },
+            if self.shape.bias.is_some() {
+                bias.next_multiple_of(self.kernel.columns) * word
+            } else {
+                0
+            },
+        ]
+    }
+
+    pub(super) unsafe fn prepare_bias(&self, at: &Buffers, scratch: &Shared) {
+        if let Some(elem) = self.shape.bias {
+            let len = if self.is_swapped { self.shape.m } else { self.shape.n };
+            // SAFETY: the part holds the bias, rounded up to whole panels.
+            unsafe {
+                scratch.bias.write_bytes(0, len.next_multiple_of(self.kernel.columns));
+                to_f32(at.bias, elem, std::slice::from_raw_parts_mut(scratch.bias, len));
+            }
+        }
+    }
+
+    /// Calls `body` for each block, in the order that sums demand.
+    pub(super) fn each_block(&self, mut body: impl FnMut(Block)) {
+        let Gemm { m, n, k, .. } = self.shape;
+        for row in (0..m).step_by(self.mc) {
+            for col in (0..n).step_by(self.nc) {
+                for depth in (0..k).step_by(self.kc) {
+                    let depths = self.kc.min(k - depth);
+                    body(Block {
+                        row,
+                        rows: self.mc.min(m - row),
+                        col,
+                        cols: self.nc.min(n - col),
+                        depth,
+                        depths,
+                        is_first: depth == 0,
+                        is_last: depth + depths == k,
+                        panel: self.kernel.columns * self.kernel.words(depths),
+                    });
+                }
+            }
+        }
+    }
+
+    /// Packs some panels of B, from number `first` on, of which those that are read in place are left out.
+    pub(super) unsafe fn pack_panels(
+        &self,
+        at: &Buffers,
+        block: &Block,
+        scratch: &Shared,
+        first: usize,
+    ) {
+        let columns = self.kernel.columns;
+        let mut first = first;
+        if self.in_place {
+            let whole = block.cols / columns;
+            if whole == block.cols.div_ceil(columns) || whole >= first + PANELS {
+                return;
+            }
+            first = whole;
+        }
+        let skip = first * columns;
+        let Operand { elem, row, col, .. } = self.shape.b;
+        let src = Source {
+            elem,
+            pack: self.kernel.pack,
+            granule: self.kernel.granule,
+            start: self.right_at(at, block, skip),
+            line: col,
+            depth: row,
+            lines: (PANELS * columns).min(block.cols - skip),
+            depths: block.depths,
+            panel: block.panel,
+        };
+        // SAFETY: the features are present; the part holds the whole column block.
+        unsafe { (self.kernel.pack_b)(&src, scratch.b.add(first * block.panel)) };
+    }
+
+    /// The first element of B in a column of a block.
+    fn right_at(&self, at: &Buffers, block: &Block, column: usize) -> *const u8 {
+        let Operand { elem, row, col, .. } = self.shape.b;
+        elem.at(at.b, block.depth as isize * row + (block.col + column) as isize * col)
+    }
+
+    /// Packs at most [`MC`] rows of A into `a` and multiplies them by a range of panels of B.
+    pub(super) unsafe fn multiply(
+        &self,
+        at: &Buffers,
+        block: &Block,
+        scratch: &Shared,
+        a: *mut u32,
+        rows: Range<usize>,
+        panels: (usize, usize),
+    ) {
+        let shape = &self.shape;
+        let offset =
+            (block.row + rows.start) as isize * shape.a.row + block.depth as isize * shape.a.col;
+        let src = Source {
+            elem: shape.a.elem,
+            pack: self.kernel.pack,
+            granule: self.kernel.granule,
+            start: shape.a.elem.at(at.a, offset),
+            line: shape.a.row,
+            depth: shape.a.col,
+            lines: rows.len(),
+            depths: block.depths,
+            panel: self.kernel.rows * self.kernel.words(block.depths),
+        };
+        // SAFETY: the features are present; the caller vouches for the buffers.
+        unsafe {
+            if self.reads_lines(block, panels.1 - panels.0) {
+                let a = Left::Lines(src.start, shape.a.row * shape.a.elem.size() as isize);
+                return self.tiles(at, block, scratch, a, rows, panels);
+            }
+            (self.kernel.pack_a)(&src, a);
+            self.tiles(at, block, scratch, Left::Panel(a), rows, panels);
+        }
+    }
+
+    /// Multiplies up to [`MC`] rows by a range of panels of B.
+    pub(super) unsafe fn tiles(
+        &self,
+        at: &Buffers,
+        block: &Block,
+        scratch: &Shared,
+        a: Left,
+        rows: Range<usize>,
+        (first, last): (usize, usize),
+    ) {
+        let Kernel { rows: mr, columns: nr, .. } = *self.kernel;
+        let words = self.kernel.words(block.depths);
+        if let Some([before, _]) = self.kernel.around {
+            before();
+        }
+        // SAFETY: the panels are packed; the caller vouches for the buffers.
+        unsafe {
+            for panel in first..last {
+                let mut b = match self.in_place && (panel + 1) * nr <= block.cols {
+                    true => {
+                        let at = self.right_at(at, block, panel * nr).cast::<u32>();
+                        let next = at.wrapping_add(nr);
+                        Columns { at, step: self.shape.b.row as usize, next }
+                    }
+                    false => {
+                        let at = scratch.b.add(panel * block.panel).cast_const();
+                        Columns { at, step: nr, next: at }
+                    }
+                };
+                for i in rows.clone().step_by(mr) {
+                    let a = a.skip_rows(i - rows.start, words);
+                    let size = (mr.min(rows.end - i), nr.min(block.cols - panel * nr));
+                    self.tile(at, block, scratch, (a, b, words), (i, panel * nr), size);
+                    b.next = b.at;
+                }
+            }
+        }
+        if let Some([_, after]) = self.kernel.around {
+            after();
+        }
+    }
+
+    /// Computes the tile at `(i, j)` of the block.
+    #[inline]
+    unsafe fn tile(
+        &self,
+        at: &Buffers,
+        block: &Block,
+        scratch: &Shared,
+        (a, b, words): (Left, Columns, usize),
+        (i, j): (usize, usize),
+        (rows, cols): (usize, usize),
+    ) {
+        let shape = &self.shape;
+        let (row, col) = (block.row + i, block.col + j);
+        let c = shape.c.elem.at_mut(at.c, row as isize * shape.c.row + col as isize * shape.c.col);
+        let partial = scratch.partial.wrapping_add(i * self.nc + j);
+        let has_bias = shape.bias.is_some() && block.is_last;
+        let (bias, row_bias) = match (has_bias, self.is_swapped) {
+            (false, _) => (std::ptr::null(), std::ptr::null()),
+            (true, false) => (scratch.bias.wrapping_add(col).cast_const(), std::ptr::null()),
+            (true, true) => (std::ptr::null(), scratch.bias.wrapping_add(row).cast_const()),
+        };
+        let mut store = Store {
+            c,
+            c_row: shape.c.row,
+            elem: shape.c.elem,
+            load_c: shape.accumulate,
+            partial: std::ptr::null(),
+            partial_row: self.nc as isize,
+            bias,
+            row_bias,
+            alpha: shape.alpha,
+            rows,
+            cols,
+        };
+        if self.has_partial {
+            if !block.is_first {
+                store.partial = partial;
+            }
+            if !block.is_last {
+                store.c = partial.cast();
+                store.c_row = self.nc as isize;
+                store.elem = Elem::F32;
+                store.load_c = false;
+            }
+        } else if !block.is_first {
+            store.load_c = true;
+        }
+        // SAFETY: the features are present; the caller vouches for the buffers.
+        unsafe {
+            if self.is_direct || (self.has_partial && !block.is_last) {
+                self.run_kernel(words, a, b, &store);
+            } else {
+                self.scattered(words, a, b, &store);
+            }
+        }
+    }
+
+    /// Computes a tile whose elements of C the micro-kernel cannot store.
+    #[cold]
+    unsafe fn scattered(&self, words: usize, a: Left, b: Columns, store: &Store) {
+        let nr = self.kernel.columns;
+        let mut square = [0f32; MAX_TILE];
+        let local = Store {
+            c: square.as_mut_ptr().cast(),
+            c_row: nr as isize,
+            elem: Elem::F32,
+            load_c: false,
+            ..*store
+        };
+        let Operand { elem, row, col, .. } = self.shape.c;
+        // SAFETY: the features are present; the elements are those of the tile.
+        unsafe {
+            self.run_kernel(words, a, b, &local);
+            for i in 0..store.rows {
+                for j in 0..store.cols {
+                    let at = i as isize * row + j as isize * col;
+                    let mut value = square[i * nr + j];
+                    if store.load_c {
+                        value += elem.load(store.c, at);
+                    }
+                    elem.store(store.c, at, value);
+                }
+            }
+        }
+    }
+}
+
+/// The most elements of a tile of any kernel.
+const MAX_TILE: usize = 32 * 32;
+
+/// The size of a part if `len` is split evenly into the fewest parts of at most `most`.
+fn even_part(len: usize, most: usize) -> usize {
+    len.div_ceil(len.div_ceil(most).max(1))
+}
