@@ -18,11 +18,12 @@ use frit_passes::loss::evaluation::STATISTICS;
 use frit_passes::{Pass, PassContext, differentiate, index_ranges, loss, shard, update};
 use frit_passes::{adapter, documents, evaluate, fp8, loss_scale, sync_batch_norm};
 use frit_verify::{Comparer, Difference, Ranks, Roundings, Unstated};
-use frit_verify::{gradient, on_large_stack, roundings, step};
+use frit_verify::{gradient, kept_wide, on_large_stack, roundings, step};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::thread;
 
 /// What is known of a pass.
@@ -31,7 +32,13 @@ use std::thread;
 pub enum Verdict {
     /// It changed nothing.
     Unchanged,
-    /// Every output is what it was, and rounded as it was.
+    /// Every output has the bits that it had.
+    Bits,
+    /// Every output has the bits that it had, but for values of 16 bits that a fused region rounds and reads, which its kernel may keep in
+    /// f32.
+    KeptWide,
+    /// Every output is what it was, and rounded as it was to less than 32 bits: it differs at most by the order of sums, and by what
+    /// arithmetic in f32 rounds.
     Equal,
     /// Every output is what it was but for where it is rounded to less than 32 bits.
     Rounded,
@@ -48,7 +55,9 @@ impl Verdict {
     pub fn words(self) -> &'static str {
         match self {
             Verdict::Unchanged => "changed nothing",
-            Verdict::Equal => "equal",
+            Verdict::Bits => "equal bit for bit",
+            Verdict::KeptWide => "equal bit for bit but for 16-bit values that regions keep in f32",
+            Verdict::Equal => "equal but for the order of sums",
             Verdict::Rounded => "equal but for rounding",
             Verdict::AsStated => "as stated",
             Verdict::Assumed => "assumed",
@@ -68,13 +77,16 @@ pub struct Checked {
     pub differences: Vec<String>,
 }
 
-/// How an output of the plan differs from that of the model over the real numbers.
+/// How an output of the plan differs from that of the step as it is stated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Rounded {
+pub struct Kept {
     /// The output, by its kind and name.
     pub output: String,
-    /// Operations whose results are rounded on the way to it, as `matmul to bf16`. None: it differs at most by the order of
-    /// sums, and by what arithmetic in f32 rounds.
+    /// The weakest of what is known of it of the passes behind the last that states what it adds.
+    pub verdict: Verdict,
+    /// The passes of which the bits of this output are not known to stay.
+    pub passes: Vec<String>,
+    /// Operations whose results are rounded to less than 32 bits on the way to it, as `matmul to bf16`.
     pub operations: BTreeSet<String>,
 }
 
@@ -85,8 +97,8 @@ pub struct Certificate {
     pub passes: Vec<Checked>,
     /// The passes of the evaluation beside a training, in order.
     pub evaluation: Vec<Checked>,
-    /// The outputs of the step, and where they are rounded to less than 32 bits.
-    pub outputs: Vec<Rounded>,
+    /// The outputs of the step.
+    pub outputs: Vec<Kept>,
     /// Parts of the plan that differ from what the model compiles to, by the name of the field; those of its evaluation as
     /// `eval/field`.
     pub edited: Vec<String>,
@@ -149,11 +161,12 @@ pub fn certify(
             Ok(edited(plans, &plan, other.as_ref()))
         };
         let edited = scope.spawn(move || on_large_stack(lowered));
-        let outputs = roundings(&training.checker.before).into_iter().map(rounded).collect();
         let evaluation = evaluation.as_ref().map_or(&[][..], |passes| &passes.done);
         let all: Vec<&Step> = training.done.iter().chain(evaluation).collect();
-        let mut passes = checked(&all);
-        let evaluation = passes.split_off(training.done.len());
+        let mut found = checked(&all);
+        let evaluation = found.split_off(training.done.len()).into_iter().map(|f| f.pass).collect();
+        let outputs = kept(&training.checker.before, &found);
+        let passes = found.into_iter().map(|f| f.pass).collect();
         let edited = edited.join().expect("invariant: lowering does not panic")?;
         Ok(Certificate { passes, evaluation, outputs, edited })
     })
@@ -169,10 +182,23 @@ fn another_trace(why: impl Display) -> Diagnostic {
 pub const COMPILE_AGAIN: &str =
     "it was edited, or compiled by another version of frit: compile the model again";
 
-fn rounded(found: Roundings) -> Rounded {
-    let operations = found.operations.into_iter();
-    let operations = operations.map(|(dtype, op)| format!("{op} to {dtype}")).collect();
-    Rounded { output: found.output, operations }
+/// What is known of each output of the last graph, from what is known of the passes behind the last that states what it adds.
+fn kept(last: &Graph, found: &[Found]) -> Vec<Kept> {
+    let added = [loss::INFO, differentiate::INFO, update::INFO].map(|info| info.name);
+    let stated = found.iter().rposition(|f| added.contains(&f.pass.pass.as_str()));
+    let behind = &found[stated.map_or(0, |k| k + 1)..];
+    let of_output = |Roundings { output, operations }: Roundings| {
+        let known = behind.iter().map(|f| (f, f.of(&output)));
+        let passes = known.clone().filter(|(_, verdict)| *verdict > Verdict::Bits);
+        let operations = operations.into_iter().map(|(dtype, op)| format!("{op} to {dtype}"));
+        Kept {
+            verdict: known.map(|(_, verdict)| verdict).max().unwrap_or(Verdict::Unchanged),
+            passes: passes.map(|(f, _)| f.pass.pass.clone()).collect(),
+            operations: operations.collect(),
+            output,
+        }
+    };
+    roundings(last).into_iter().map(of_output).collect()
 }
 
 /// Checks what passes do to a graph, one after the other.
@@ -226,10 +252,7 @@ impl Checker {
             // What it adds is part of what `update` must be.
             _ if pass == loss_scale::INFO.name => return vec![],
             _ if pass == shard::INFO.name => {
-                // Those of a reproducible evaluation are added in order by who reads them.
-                let summed = config.run.reproducible.is_none();
-                let sums = if summed { &[STATISTICS][..] } else { &[] };
-                return real.compare_distributed(before, after, self.ranks, sums);
+                return self.distributed(real, after);
             }
             _ if pass == loss::INFO.name => match statement::losses(config) {
                 Ok(terms) => step::with_loss(before, &terms, self.ranks.number()),
@@ -250,13 +273,21 @@ impl Checker {
         }
     }
 
+    /// The differences of the step of all ranks from that of one.
+    fn distributed(&self, comparer: &mut Comparer, after: &Graph) -> Vec<Difference> {
+        // Those of a reproducible evaluation are added in order by who reads them.
+        let summed = self.config.run.reproducible.is_none();
+        let sums = if summed { &[STATISTICS][..] } else { &[] };
+        comparer.compare_distributed(&self.before, after, self.ranks, sums)
+    }
+
     /// What is known of the next pass, which made this graph.
     pub fn check(&mut self, pass: &str, graph: &Graph) -> Checked {
         let after = Arc::new(graph.clone());
         let step = Step { before: self.clone(), pass: pass.into(), after: after.clone() };
         self.advance(pass, after);
         let found = checked(&[&step]);
-        found.into_iter().next().expect("invariant: one verdict for each pass")
+        found.into_iter().next().expect("invariant: one verdict for each pass").pass
     }
 
     /// Goes on to the pass after one that made this graph.
@@ -292,6 +323,12 @@ impl Step {
     fn checked(&self, verdict: Verdict, differences: &[Difference]) -> Checked {
         let differences = differences.iter().take(LISTED).map(words).collect();
         Checked { pass: self.pass.clone(), verdict, differences }
+    }
+
+    /// The outputs for which a region keeps a value in f32 that the graph before rounded.
+    fn wide(&self) -> BTreeSet<String> {
+        let before = kept_wide(&self.before.before);
+        kept_wide(&self.after).into_iter().filter(|output| !before.contains(output)).collect()
     }
 }
 
@@ -372,19 +409,64 @@ impl Passes {
     }
 }
 
-/// What is known of each of these, of which none needs another: rounded numbers in one thread, and real ones in another.
-fn checked(steps: &[&Step]) -> Vec<Checked> {
+/// What is known of a pass, and the outputs that are not known to have the same bits, the same roundings and the same real value.
+struct Found {
+    pass: Checked,
+    /// The outputs for which a region keeps a value in f32 that was rounded before.
+    wide: BTreeSet<String>,
+    differences: [Vec<Difference>; 3],
+}
+
+impl Found {
+    /// What is known of an output.
+    fn of(&self, output: &str) -> Verdict {
+        let differs =
+            |found: &[Difference]| found.iter().any(|d| d.output == output || d.output.is_empty());
+        match (&self.pass.verdict, &self.differences) {
+            (Verdict::Unchanged | Verdict::Assumed, _) => self.pass.verdict,
+            (_, [.., real]) if differs(real) => Verdict::NotShown,
+            (_, [bits, ..]) if !differs(bits) && !self.wide.contains(output) => Verdict::Bits,
+            (_, [bits, ..]) if !differs(bits) => Verdict::KeptWide,
+            (_, [_, rounded, _]) if !differs(rounded) => Verdict::Equal,
+            _ => Verdict::Rounded,
+        }
+    }
+}
+
+/// What is known of each of these, of which none needs another: bits, rounded numbers and real ones in a thread each. What has the same
+/// bits is not compared again.
+fn checked(steps: &[&Step]) -> Vec<Found> {
     let duties: Vec<Duty> = steps.iter().map(|s| s.before.duty(&s.pass, &s.after)).collect();
-    let (sender, not_equal) = std::sync::mpsc::channel::<(usize, Vec<Difference>)>();
-    let outputs = steps.iter().zip(&duties).enumerate();
-    let rounded = || {
-        // Dropped at the end, after which nothing more is received.
+    let shards = |step: &Step| step.pass == shard::INFO.name;
+    let compare = |comparer: &mut Comparer, step: &Step| {
+        comparer.compare(&step.before.before, &step.after, step.before.ranks)
+    };
+    // Each sends those that are not equal to the next.
+    let (sender, not_bits) = channel::<(usize, Vec<Difference>)>();
+    let (to_real, not_equal) = channel::<(usize, [Vec<Difference>; 2])>();
+    let kept = steps.iter().zip(&duties).enumerate();
+    let kept =
+        kept.filter(|(_, (s, d))| matches!(d, Duty::Outputs) || is_statement(d) && shards(s));
+    let bits = || {
         let sender = sender;
-        let mut comparer = Comparer::of_rounded_numbers();
-        for (i, (step, _)) in outputs.filter(|(_, (_, duty))| matches!(duty, Duty::Outputs)) {
-            let ranks = step.before.ranks;
-            let found = comparer.compare(&step.before.before, &step.after, ranks);
+        let mut comparer = Comparer::of_bits();
+        for (i, (step, _)) in kept {
+            let found = compare(&mut comparer, step);
             if !found.is_empty() && sender.send((i, found)).is_err() {
+                return;
+            }
+        }
+    };
+    let rounded = || {
+        let to_real = to_real;
+        let mut comparer = Comparer::of_rounded_numbers();
+        for (i, bits) in not_bits {
+            let step = steps[i];
+            let found = match shards(step) {
+                true => step.before.distributed(&mut comparer, &step.after),
+                false => compare(&mut comparer, step),
+            };
+            if to_real.send((i, [bits, found])).is_err() {
                 return;
             }
         }
@@ -393,32 +475,48 @@ fn checked(steps: &[&Step]) -> Vec<Checked> {
         let mut comparer = Comparer::of_real_numbers();
         let mut all = vec![];
         for (step, duty) in steps.iter().zip(&duties) {
-            all.push(match duty {
-                Duty::Nothing(verdict) => step.checked(*verdict, &[]),
-                Duty::Outputs => step.checked(Verdict::Equal, &[]),
+            let (verdict, found) = match duty {
+                Duty::Nothing(verdict) => (*verdict, vec![]),
+                Duty::Outputs if step.wide().is_empty() => (Verdict::Bits, vec![]),
+                Duty::Outputs => (Verdict::KeptWide, vec![]),
                 Duty::Statement => {
                     let found =
                         step.before.against_statement(&mut comparer, &step.pass, &step.after);
                     let holds = found.is_empty();
-                    step.checked(if holds { Verdict::AsStated } else { Verdict::NotShown }, &found)
+                    (if holds { Verdict::AsStated } else { Verdict::NotShown }, found)
                 }
-            });
-        }
-        for (i, rounded) in not_equal {
-            let step = &steps[i];
-            let ranks = step.before.ranks;
-            let found = comparer.compare(&step.before.before, &step.after, ranks);
-            all[i] = match found.is_empty() {
-                true => step.checked(Verdict::Rounded, &rounded),
-                false => step.checked(Verdict::NotShown, &found),
             };
+            let pass = step.checked(verdict, &found);
+            all.push(Found { pass, wide: step.wide(), differences: [vec![], vec![], found] });
+        }
+        for (i, [bits, rounded]) in not_equal {
+            let step = steps[i];
+            let mut real = vec![];
+            if matches!(duties[i], Duty::Outputs) {
+                let (verdict, shown) = if rounded.is_empty() {
+                    (Verdict::Equal, &bits)
+                } else {
+                    real = compare(&mut comparer, step);
+                    let equal = real.is_empty();
+                    if equal { (Verdict::Rounded, &rounded) } else { (Verdict::NotShown, &real) }
+                };
+                all[i].pass = step.checked(verdict, shown);
+            } else {
+                real = std::mem::take(&mut all[i].differences[2]);
+            }
+            all[i].differences = [bits, rounded, real];
         }
         all
     };
     thread::scope(|scope| {
+        scope.spawn(|| on_large_stack(bits));
         scope.spawn(|| on_large_stack(rounded));
         on_large_stack(real)
     })
+}
+
+fn is_statement(duty: &Duty) -> bool {
+    matches!(duty, Duty::Statement)
 }
 
 /// Elements of the loss of a micro-step, in the graph before `differentiate`.

@@ -7,6 +7,7 @@ mod assembly;
 mod audit;
 mod audit_mutants;
 mod auto;
+mod bits;
 mod broken_plans;
 mod browser;
 mod certificate;

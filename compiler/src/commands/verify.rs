@@ -1,6 +1,6 @@
 //! `frit verify`: verifies a plan, that the files beside it are the compiled ones, and that it is what its model compiles to.
 
-use crate::certificate::{COMPILE_AGAIN, Certificate, Checked, Plans, Rounded, Verdict, certify};
+use crate::certificate::{COMPILE_AGAIN, Certificate, Checked, Kept, Plans, Verdict, certify};
 use crate::diagnostics::Report;
 use crate::plan_dir;
 use crate::repeat::Repeat;
@@ -120,7 +120,7 @@ pub fn certified(
 fn page(plan: &Path, certificate: &Certificate) -> String {
     let mut text = by_verdict("", &certificate.passes);
     text += &by_verdict("evaluation: ", &certificate.evaluation);
-    text += &roundings(&certificate.outputs);
+    text += &outputs(&certificate.outputs);
     let open = certificate.open();
     let names: Vec<&str> = open.iter().map(|p| p.pass.as_str()).collect();
     for Checked { pass, differences, .. } in &open {
@@ -150,19 +150,25 @@ fn by_verdict(title: &str, passes: &[Checked]) -> String {
     names.into_iter().map(line).collect()
 }
 
-/// How many outputs are rounded, and by what; `--json` has it of each.
-fn roundings(outputs: &[Rounded]) -> String {
-    let (rounded, exact): (Vec<&Rounded>, Vec<&Rounded>) =
-        outputs.iter().partition(|output| !output.operations.is_empty());
-    let operations: BTreeSet<&str> =
-        rounded.iter().flat_map(|output| output.operations.iter().map(String::as_str)).collect();
-    let operations = operations.into_iter().collect::<Vec<_>>().join(", ");
-    let mut text = String::new();
-    if !exact.is_empty() {
-        text += &format!("  {} outputs equal but for the order of sums\n", exact.len());
+/// How many outputs are what, and by which passes; and how many are rounded, and by what. `--json` has it of each.
+fn outputs(outputs: &[Kept]) -> String {
+    let mut groups: BTreeMap<Verdict, (usize, BTreeSet<&str>)> = BTreeMap::new();
+    for output in outputs {
+        let (count, passes) = groups.entry(output.verdict.max(Verdict::Bits)).or_default();
+        *count += 1;
+        passes.extend(output.passes.iter().map(String::as_str));
     }
-    if !rounded.is_empty() {
-        text += &format!("  {} outputs rounded, by {operations}\n", rounded.len());
+    let list = |words: BTreeSet<&str>| words.into_iter().collect::<Vec<_>>().join(", ");
+    let mut text = String::new();
+    for (verdict, (count, passes)) in groups {
+        let by = if passes.is_empty() { String::new() } else { format!(", by {}", list(passes)) };
+        text += &format!("  {count} of {} outputs {}{by}\n", outputs.len(), verdict.words());
+    }
+    let rounded = outputs.iter().filter(|output| !output.operations.is_empty());
+    let operations: BTreeSet<&str> =
+        rounded.clone().flat_map(|output| output.operations.iter().map(String::as_str)).collect();
+    if !operations.is_empty() {
+        text += &format!("  {} outputs rounded, by {}\n", rounded.count(), list(operations));
     }
     text
 }

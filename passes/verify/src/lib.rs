@@ -15,7 +15,7 @@ mod substitute;
 mod term;
 mod unstated;
 
-pub use compare::{Comparer, Difference, on_large_stack};
+pub use compare::{Comparer, Difference, key_of, on_large_stack};
 pub use reading::Ranks;
-pub use rounding::{Roundings, roundings};
+pub use rounding::{Roundings, kept_wide, roundings};
 pub use unstated::Unstated;
