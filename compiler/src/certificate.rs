@@ -4,6 +4,8 @@
 //! passes; none of them runs but those that are part of what a model means. The plan must then be, byte for byte but for
 //! machine code, what the last graph is lowered to; that lowering is covered by the proof of the plan (`frit_passes::verify_plan`).
 
+mod compared;
+
 use crate::compilation::{Passed, Request, imported, lowered};
 use crate::config::Config;
 use crate::config::choices::{AdapterKind, BatchNorm};
@@ -11,19 +13,20 @@ use crate::diagnostics::Report;
 use crate::pass_trace::{self, Stage};
 use crate::pipeline::{self, Options};
 use crate::statement;
+use compared::{checked, kept};
 use frit_ir::plan::{Entry, KernelKind, Plan, layout};
 use frit_ir::{Code, Diagnostic, Graph, Origin};
 use frit_passes::loss::LossKind;
 use frit_passes::loss::evaluation::STATISTICS;
 use frit_passes::{Pass, PassContext, differentiate, index_ranges, loss, shard, update};
 use frit_passes::{adapter, documents, evaluate, fp8, loss_scale, sync_batch_norm};
-use frit_verify::{Comparer, Difference, Ranks, Roundings, Unstated};
-use frit_verify::{gradient, kept_wide, on_large_stack, roundings, step};
+use frit_verify::{
+    Comparer, Difference, Ranks, Unstated, gradient, kept_wide, on_large_stack, step,
+};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
 use std::thread;
 
 /// What is known of a pass.
@@ -37,8 +40,8 @@ pub enum Verdict {
     /// Every output has the bits that it had, but for values of 16 bits that a fused region rounds and reads, which its kernel may keep in
     /// f32.
     KeptWide,
-    /// Every output is what it was, and rounded as it was to less than 32 bits: it differs at most by the order of sums, and by what
-    /// arithmetic in f32 rounds.
+    /// Every output is what it was, and rounded as it was to less than 32 bits: it differs at most by what arithmetic in f32 rounds, such as
+    /// sums in another order.
     Equal,
     /// Every output is what it was but for where it is rounded to less than 32 bits.
     Rounded,
@@ -57,7 +60,7 @@ impl Verdict {
             Verdict::Unchanged => "changed nothing",
             Verdict::Bits => "equal bit for bit",
             Verdict::KeptWide => "equal bit for bit but for 16-bit values that regions keep in f32",
-            Verdict::Equal => "equal but for the order of sums",
+            Verdict::Equal => "equal but for f32 rounding, such as the order of sums",
             Verdict::Rounded => "equal but for rounding",
             Verdict::AsStated => "as stated",
             Verdict::Assumed => "assumed",
@@ -181,25 +184,6 @@ fn another_trace(why: impl Display) -> Diagnostic {
 /// What to do about a plan that cannot be certified.
 pub const COMPILE_AGAIN: &str =
     "it was edited, or compiled by another version of frit: compile the model again";
-
-/// What is known of each output of the last graph, from what is known of the passes behind the last that states what it adds.
-fn kept(last: &Graph, found: &[Found]) -> Vec<Kept> {
-    let added = [loss::INFO, differentiate::INFO, update::INFO].map(|info| info.name);
-    let stated = found.iter().rposition(|f| added.contains(&f.pass.pass.as_str()));
-    let behind = &found[stated.map_or(0, |k| k + 1)..];
-    let of_output = |Roundings { output, operations }: Roundings| {
-        let known = behind.iter().map(|f| (f, f.of(&output)));
-        let passes = known.clone().filter(|(_, verdict)| *verdict > Verdict::Bits);
-        let operations = operations.into_iter().map(|(dtype, op)| format!("{op} to {dtype}"));
-        Kept {
-            verdict: known.map(|(_, verdict)| verdict).max().unwrap_or(Verdict::Unchanged),
-            passes: passes.map(|(f, _)| f.pass.pass.clone()).collect(),
-            operations: operations.collect(),
-            output,
-        }
-    };
-    roundings(last).into_iter().map(of_output).collect()
-}
 
 /// Checks what passes do to a graph, one after the other.
 #[derive(Clone)]
@@ -407,116 +391,6 @@ impl Passes {
         let context = PassContext { index_ranges, metrics, ..PassContext::default() };
         Passed { graph: &self.checker.before, context, loss_elements: self.loss_elements, plan }
     }
-}
-
-/// What is known of a pass, and the outputs that are not known to have the same bits, the same roundings and the same real value.
-struct Found {
-    pass: Checked,
-    /// The outputs for which a region keeps a value in f32 that was rounded before.
-    wide: BTreeSet<String>,
-    differences: [Vec<Difference>; 3],
-}
-
-impl Found {
-    /// What is known of an output.
-    fn of(&self, output: &str) -> Verdict {
-        let differs =
-            |found: &[Difference]| found.iter().any(|d| d.output == output || d.output.is_empty());
-        match (&self.pass.verdict, &self.differences) {
-            (Verdict::Unchanged | Verdict::Assumed, _) => self.pass.verdict,
-            (_, [.., real]) if differs(real) => Verdict::NotShown,
-            (_, [bits, ..]) if !differs(bits) && !self.wide.contains(output) => Verdict::Bits,
-            (_, [bits, ..]) if !differs(bits) => Verdict::KeptWide,
-            (_, [_, rounded, _]) if !differs(rounded) => Verdict::Equal,
-            _ => Verdict::Rounded,
-        }
-    }
-}
-
-/// What is known of each of these, of which none needs another: bits, rounded numbers and real ones in a thread each. What has the same
-/// bits is not compared again.
-fn checked(steps: &[&Step]) -> Vec<Found> {
-    let duties: Vec<Duty> = steps.iter().map(|s| s.before.duty(&s.pass, &s.after)).collect();
-    let shards = |step: &Step| step.pass == shard::INFO.name;
-    let compare = |comparer: &mut Comparer, step: &Step| {
-        comparer.compare(&step.before.before, &step.after, step.before.ranks)
-    };
-    // Each sends those that are not equal to the next.
-    let (sender, not_bits) = channel::<(usize, Vec<Difference>)>();
-    let (to_real, not_equal) = channel::<(usize, [Vec<Difference>; 2])>();
-    let kept = steps.iter().zip(&duties).enumerate();
-    let kept =
-        kept.filter(|(_, (s, d))| matches!(d, Duty::Outputs) || is_statement(d) && shards(s));
-    let bits = || {
-        let sender = sender;
-        let mut comparer = Comparer::of_bits();
-        for (i, (step, _)) in kept {
-            let found = compare(&mut comparer, step);
-            if !found.is_empty() && sender.send((i, found)).is_err() {
-                return;
-            }
-        }
-    };
-    let rounded = || {
-        let to_real = to_real;
-        let mut comparer = Comparer::of_rounded_numbers();
-        for (i, bits) in not_bits {
-            let step = steps[i];
-            let found = match shards(step) {
-                true => step.before.distributed(&mut comparer, &step.after),
-                false => compare(&mut comparer, step),
-            };
-            if to_real.send((i, [bits, found])).is_err() {
-                return;
-            }
-        }
-    };
-    let real = || {
-        let mut comparer = Comparer::of_real_numbers();
-        let mut all = vec![];
-        for (step, duty) in steps.iter().zip(&duties) {
-            let (verdict, found) = match duty {
-                Duty::Nothing(verdict) => (*verdict, vec![]),
-                Duty::Outputs if step.wide().is_empty() => (Verdict::Bits, vec![]),
-                Duty::Outputs => (Verdict::KeptWide, vec![]),
-                Duty::Statement => {
-                    let found =
-                        step.before.against_statement(&mut comparer, &step.pass, &step.after);
-                    let holds = found.is_empty();
-                    (if holds { Verdict::AsStated } else { Verdict::NotShown }, found)
-                }
-            };
-            let pass = step.checked(verdict, &found);
-            all.push(Found { pass, wide: step.wide(), differences: [vec![], vec![], found] });
-        }
-        for (i, [bits, rounded]) in not_equal {
-            let step = steps[i];
-            let mut real = vec![];
-            if matches!(duties[i], Duty::Outputs) {
-                let (verdict, shown) = if rounded.is_empty() {
-                    (Verdict::Equal, &bits)
-                } else {
-                    real = compare(&mut comparer, step);
-                    let equal = real.is_empty();
-                    if equal { (Verdict::Rounded, &rounded) } else { (Verdict::NotShown, &real) }
-                };
-                all[i].pass = step.checked(verdict, shown);
-            } else {
-                real = std::mem::take(&mut all[i].differences[2]);
-            }
-            all[i].differences = [bits, rounded, real];
-        }
-        all
-    };
-    thread::scope(|scope| {
-        scope.spawn(|| on_large_stack(bits));
-        scope.spawn(|| on_large_stack(rounded));
-        on_large_stack(real)
-    })
-}
-
-fn is_statement(duty: &Duty) -> bool {
-    matches!(duty, Duty::Statement)
 }
 
 /// Elements of the loss of a micro-step, in the graph before `differentiate`.

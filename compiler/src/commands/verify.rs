@@ -150,19 +150,36 @@ fn by_verdict(title: &str, passes: &[Checked]) -> String {
     names.into_iter().map(line).collect()
 }
 
+/// Said wherever bits are: it is a statement about graphs.
+const ASSUMED: &str =
+    "  assumed: a kernel computes an operation alike wherever it stands, in fused regions too\n";
+
+/// Outputs of the same verdict: how many of each kind, and the passes that do not keep their bits.
+#[derive(Default)]
+struct Group<'a> {
+    kinds: BTreeMap<&'static str, usize>,
+    passes: BTreeSet<&'a str>,
+}
+
 /// How many outputs are what, and by which passes; and how many are rounded, and by what. `--json` has it of each.
 fn outputs(outputs: &[Kept]) -> String {
-    let mut groups: BTreeMap<Verdict, (usize, BTreeSet<&str>)> = BTreeMap::new();
+    let mut groups: BTreeMap<Verdict, Group> = BTreeMap::new();
     for output in outputs {
-        let (count, passes) = groups.entry(output.verdict.max(Verdict::Bits)).or_default();
-        *count += 1;
-        passes.extend(output.passes.iter().map(String::as_str));
+        let group = groups.entry(output.verdict.max(Verdict::Bits)).or_default();
+        *group.kinds.entry(kind(&output.output)).or_default() += 1;
+        group.passes.extend(output.passes.iter().map(String::as_str));
     }
     let list = |words: BTreeSet<&str>| words.into_iter().collect::<Vec<_>>().join(", ");
     let mut text = String::new();
-    for (verdict, (count, passes)) in groups {
-        let by = if passes.is_empty() { String::new() } else { format!(", by {}", list(passes)) };
-        text += &format!("  {count} of {} outputs {}{by}\n", outputs.len(), verdict.words());
+    for (verdict, Group { kinds, passes }) in groups {
+        let count: usize = kinds.values().sum();
+        let kinds: Vec<String> = kinds.into_iter().map(|(kind, n)| format!("{n} {kind}")).collect();
+        let by = if passes.is_empty() { String::new() } else { format!(": {}", list(passes)) };
+        let (all, words, kinds) = (outputs.len(), verdict.words(), kinds.join(", "));
+        text += &format!("  {count} of {all} outputs ({kinds}) {words}{by}\n");
+        if verdict == Verdict::Bits {
+            text += ASSUMED;
+        }
     }
     let rounded = outputs.iter().filter(|output| !output.operations.is_empty());
     let operations: BTreeSet<&str> =
@@ -171,6 +188,16 @@ fn outputs(outputs: &[Kept]) -> String {
         text += &format!("  {} outputs rounded, by {}\n", rounded.count(), list(operations));
     }
     text
+}
+
+/// What an output is, from its name.
+fn kind(output: &str) -> &'static str {
+    match output.split(' ').next() {
+        Some("carry") => "parameters and states",
+        Some("gradient") => "gradients",
+        Some("metric") => "metrics",
+        _ => "results",
+    }
 }
 
 /// That a file of a plan is not what it was.

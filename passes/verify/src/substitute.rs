@@ -1,7 +1,7 @@
 //! Substitution of indices for variables. Terms are built again, so they simplify.
 
 use crate::index::{Affine, Atom, Ix, Kind, Var};
-use crate::lemmas::OPERATION;
+use crate::operation::OPERATION;
 use crate::term::{Function, Substitution, Term, TermId, Terms};
 
 impl Terms {

@@ -21,7 +21,6 @@ use rustc_hash::{FxHashMap, FxHasher};
 use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 
-pub(crate) use bits::OPERATION;
 pub(crate) use constant::constant;
 pub(crate) use rounding::{is_exact, rounded};
 
