@@ -168,7 +168,7 @@ pub fn certify(
         let all: Vec<&Step> = training.done.iter().chain(evaluation).collect();
         let mut found = checked(&all);
         let evaluation = found.split_off(training.done.len()).into_iter().map(|f| f.pass).collect();
-        let outputs = kept(&training.checker.before, &found);
+        let outputs = kept(&training.checker.before, &found, training.checker.ranks.number());
         let passes = found.into_iter().map(|f| f.pass).collect();
         let edited = edited.join().expect("invariant: lowering does not panic")?;
         Ok(Certificate { passes, evaluation, outputs, edited })

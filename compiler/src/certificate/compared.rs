@@ -119,7 +119,11 @@ fn is_statement(duty: &Duty) -> bool {
 }
 
 /// What is known of each output of the last graph, from what is known of the passes behind the last that states what it adds.
-pub(super) fn kept(last: &Graph, found: &[Found]) -> Vec<Kept> {
+pub(super) fn kept(last: &Graph, found: &[Found], ranks: usize) -> Vec<Kept> {
+    let named = |pass: &str| match pass == shard::INFO.name && ranks > 1 {
+        true => format!("{pass} over {ranks} ranks"),
+        false => pass.to_string(),
+    };
     let added = [loss::INFO, differentiate::INFO, update::INFO].map(|info| info.name);
     let stated = found.iter().rposition(|f| added.contains(&f.pass.pass.as_str()));
     let behind = &found[stated.map_or(0, |k| k + 1)..];
@@ -129,7 +133,7 @@ pub(super) fn kept(last: &Graph, found: &[Found]) -> Vec<Kept> {
         let operations = operations.into_iter().map(|(dtype, op)| format!("{op} to {dtype}"));
         Kept {
             verdict: known.map(|(_, verdict)| verdict).max().unwrap_or(Verdict::Unchanged),
-            passes: passes.map(|(f, _)| f.pass.pass.clone()).collect(),
+            passes: passes.map(|(f, _)| named(&f.pass.pass)).collect(),
             operations: operations.collect(),
             output,
         }

@@ -173,7 +173,8 @@ fn outputs(outputs: &[Kept]) -> String {
     let mut text = String::new();
     for (verdict, Group { kinds, passes }) in groups {
         let count: usize = kinds.values().sum();
-        let kinds: Vec<String> = kinds.into_iter().map(|(kind, n)| format!("{n} {kind}")).collect();
+        let kinds: Vec<String> =
+            kinds.into_iter().map(|(kind, n)| format!("{kind}: {n}")).collect();
         let by = if passes.is_empty() { String::new() } else { format!(": {}", list(passes)) };
         let (all, words, kinds) = (outputs.len(), verdict.words(), kinds.join(", "));
         text += &format!("  {count} of {all} outputs ({kinds}) {words}{by}\n");
