@@ -160,7 +160,8 @@ pub fn certify(
                 config,
                 training.passed(plans.plan),
                 evaluation.map(|(passes, plan)| passes.passed(plan)),
-            )?;
+            )
+            .map_err(|report| no_stage("lowering", &report))?;
             Ok(edited(plans, &plan, other.as_ref()))
         };
         let edited = scope.spawn(move || on_large_stack(lowered));
@@ -179,6 +180,12 @@ pub fn certify(
 fn another_trace(why: impl Display) -> Diagnostic {
     let message = "the pass trace is not one of this model and configuration";
     Diagnostic::error(Code::PlanEdited, message).note(why.to_string()).help(COMPILE_AGAIN)
+}
+
+/// That a graph of a trace is none of a compilation that ended: something refuses it.
+fn no_stage(by: &str, report: &Report) -> Diagnostic {
+    let why = report.diagnostics.first().map_or("it fails", |first| &first.message);
+    another_trace(format!("{by} refuses its graph: {why}"))
 }
 
 /// What to do about a plan that cannot be certified.
@@ -371,7 +378,8 @@ impl Passes {
             }
             if is_meant(&name, config) || name == index_ranges::INFO.name {
                 let mut made = Graph::clone(before);
-                pass.run(&mut made, &mut all.context)?;
+                pass.run(&mut made, &mut all.context)
+                    .map_err(|refused| no_stage(&name, &refused.into()))?;
                 if !made.is_like(&graph) {
                     let why = format!("pass `{name}` makes something else of the graph before it");
                     return Err(another_trace(why).into());

@@ -394,9 +394,9 @@ fn the_page_says_which_outputs_are_equal_bit_for_bit() {
           evaluation: equal but for f32 rounding, such as the order of sums: raise
           evaluation: as stated: shard
           evaluation: assumed: evaluate
-          30 of 119 outputs (27 gradients, 3 metrics) equal bit for bit
+          30 of 119 outputs (gradients: 27, metrics: 3) equal bit for bit
           assumed: a kernel computes an operation alike wherever it stands, in fused regions too
-          89 of 119 outputs (1 gradients, 3 metrics, 85 parameters and states) equal but for f32 rounding, such as the order of sums: fuse
+          89 of 119 outputs (gradients: 1, metrics: 3, parameters and states: 85) equal but for f32 rounding, such as the order of sums: fuse
         plan: certified: every rank computes the step of the model
     "#]]
     .assert_eq(&fp32);
@@ -416,10 +416,10 @@ fn the_page_says_which_outputs_are_equal_bit_for_bit() {
           evaluation: equal but for rounding: autocast
           evaluation: as stated: shard
           evaluation: assumed: evaluate
-          2 of 119 outputs (2 metrics) equal bit for bit
+          2 of 119 outputs (metrics: 2) equal bit for bit
           assumed: a kernel computes an operation alike wherever it stands, in fused regions too
-          28 of 119 outputs (27 gradients, 1 metrics) equal but for f32 rounding, such as the order of sums: fuse, shard
-          89 of 119 outputs (1 gradients, 3 metrics, 85 parameters and states) equal but for rounding: chunk_loss, fuse, shard
+          28 of 119 outputs (gradients: 27, metrics: 1) equal but for f32 rounding, such as the order of sums: fuse, shard over 4 ranks
+          89 of 119 outputs (gradients: 1, metrics: 3, parameters and states: 85) equal but for rounding: chunk_loss, fuse, shard over 4 ranks
           117 outputs rounded, by add to bf16, attention to bf16, attention_grad to bf16, cast to bf16, cross_entropy_grad to bf16, gelu_tanh to bf16, gelu_tanh_grad to bf16, matmul to bf16
         plan: certified: every rank computes the step of the model
     "#]].assert_eq(&bf16);

@@ -89,6 +89,7 @@ mod terminal;
 mod tidy;
 mod tokenize;
 mod trace;
+mod trace_files;
 mod trained_only;
 mod training;
 mod trusted_base;
