@@ -4,6 +4,8 @@
 //! passes; none of them runs but those that are part of what a model means. The plan must then be, byte for byte but for
 //! machine code, what the last graph is lowered to; that lowering is covered by the proof of the plan (`frit_passes::verify_plan`).
 
+mod compared;
+
 use crate::compilation::{Passed, Request, imported, lowered};
 use crate::config::Config;
 use crate::config::choices::{AdapterKind, BatchNorm};
@@ -11,14 +13,16 @@ use crate::diagnostics::Report;
 use crate::pass_trace::{self, Stage};
 use crate::pipeline::{self, Options};
 use crate::statement;
+use compared::{checked, kept};
 use frit_ir::plan::{Entry, KernelKind, Plan, layout};
 use frit_ir::{Code, Diagnostic, Graph, Origin};
 use frit_passes::loss::LossKind;
 use frit_passes::loss::evaluation::STATISTICS;
 use frit_passes::{Pass, PassContext, differentiate, index_ranges, loss, shard, update};
 use frit_passes::{adapter, documents, evaluate, fp8, loss_scale, sync_batch_norm};
-use frit_verify::{Comparer, Difference, Ranks, Roundings, Unstated};
-use frit_verify::{gradient, on_large_stack, roundings, step};
+use frit_verify::{
+    Comparer, Difference, Ranks, Unstated, gradient, kept_wide, on_large_stack, step,
+};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -31,7 +35,13 @@ use std::thread;
 pub enum Verdict {
     /// It changed nothing.
     Unchanged,
-    /// Every output is what it was, and rounded as it was.
+    /// Every output has the bits that it had.
+    Bits,
+    /// Every output has the bits that it had, but for values of 16 bits that a fused region rounds and reads, which its kernel may keep in
+    /// f32.
+    KeptWide,
+    /// Every output is what it was, and rounded as it was to less than 32 bits: it differs at most by what arithmetic in f32 rounds, such as
+    /// sums in another order.
     Equal,
     /// Every output is what it was but for where it is rounded to less than 32 bits.
     Rounded,
@@ -48,7 +58,9 @@ impl Verdict {
     pub fn words(self) -> &'static str {
         match self {
             Verdict::Unchanged => "changed nothing",
-            Verdict::Equal => "equal",
+            Verdict::Bits => "equal bit for bit",
+            Verdict::KeptWide => "equal bit for bit but for 16-bit values that regions keep in f32",
+            Verdict::Equal => "equal but for f32 rounding, such as the order of sums",
             Verdict::Rounded => "equal but for rounding",
             Verdict::AsStated => "as stated",
             Verdict::Assumed => "assumed",
@@ -68,13 +80,16 @@ pub struct Checked {
     pub differences: Vec<String>,
 }
 
-/// How an output of the plan differs from that of the model over the real numbers.
+/// How an output of the plan differs from that of the step as it is stated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Rounded {
+pub struct Kept {
     /// The output, by its kind and name.
     pub output: String,
-    /// Operations whose results are rounded on the way to it, as `matmul to bf16`. None: it differs at most by the order of
-    /// sums, and by what arithmetic in f32 rounds.
+    /// The weakest of what is known of it of the passes behind the last that states what it adds.
+    pub verdict: Verdict,
+    /// The passes of which the bits of this output are not known to stay.
+    pub passes: Vec<String>,
+    /// Operations whose results are rounded to less than 32 bits on the way to it, as `matmul to bf16`.
     pub operations: BTreeSet<String>,
 }
 
@@ -85,8 +100,8 @@ pub struct Certificate {
     pub passes: Vec<Checked>,
     /// The passes of the evaluation beside a training, in order.
     pub evaluation: Vec<Checked>,
-    /// The outputs of the step, and where they are rounded to less than 32 bits.
-    pub outputs: Vec<Rounded>,
+    /// The outputs of the step.
+    pub outputs: Vec<Kept>,
     /// Parts of the plan that differ from what the model compiles to, by the name of the field; those of its evaluation as
     /// `eval/field`.
     pub edited: Vec<String>,
@@ -145,15 +160,17 @@ pub fn certify(
                 config,
                 training.passed(plans.plan),
                 evaluation.map(|(passes, plan)| passes.passed(plan)),
-            )?;
+            )
+            .map_err(|report| no_stage("lowering", &report))?;
             Ok(edited(plans, &plan, other.as_ref()))
         };
         let edited = scope.spawn(move || on_large_stack(lowered));
-        let outputs = roundings(&training.checker.before).into_iter().map(rounded).collect();
         let evaluation = evaluation.as_ref().map_or(&[][..], |passes| &passes.done);
         let all: Vec<&Step> = training.done.iter().chain(evaluation).collect();
-        let mut passes = checked(&all);
-        let evaluation = passes.split_off(training.done.len());
+        let mut found = checked(&all);
+        let evaluation = found.split_off(training.done.len()).into_iter().map(|f| f.pass).collect();
+        let outputs = kept(&training.checker.before, &found, training.checker.ranks.number());
+        let passes = found.into_iter().map(|f| f.pass).collect();
         let edited = edited.join().expect("invariant: lowering does not panic")?;
         Ok(Certificate { passes, evaluation, outputs, edited })
     })
@@ -165,15 +182,15 @@ fn another_trace(why: impl Display) -> Diagnostic {
     Diagnostic::error(Code::PlanEdited, message).note(why.to_string()).help(COMPILE_AGAIN)
 }
 
+/// That a graph of a trace is none of a compilation that ended: something refuses it.
+fn no_stage(by: &str, report: &Report) -> Diagnostic {
+    let why = report.diagnostics.first().map_or("it fails", |first| &first.message);
+    another_trace(format!("{by} refuses its graph: {why}"))
+}
+
 /// What to do about a plan that cannot be certified.
 pub const COMPILE_AGAIN: &str =
     "it was edited, or compiled by another version of frit: compile the model again";
-
-fn rounded(found: Roundings) -> Rounded {
-    let operations = found.operations.into_iter();
-    let operations = operations.map(|(dtype, op)| format!("{op} to {dtype}")).collect();
-    Rounded { output: found.output, operations }
-}
 
 /// Checks what passes do to a graph, one after the other.
 #[derive(Clone)]
@@ -226,10 +243,7 @@ impl Checker {
             // What it adds is part of what `update` must be.
             _ if pass == loss_scale::INFO.name => return vec![],
             _ if pass == shard::INFO.name => {
-                // Those of a reproducible evaluation are added in order by who reads them.
-                let summed = config.run.reproducible.is_none();
-                let sums = if summed { &[STATISTICS][..] } else { &[] };
-                return real.compare_distributed(before, after, self.ranks, sums);
+                return self.distributed(real, after);
             }
             _ if pass == loss::INFO.name => match statement::losses(config) {
                 Ok(terms) => step::with_loss(before, &terms, self.ranks.number()),
@@ -250,13 +264,21 @@ impl Checker {
         }
     }
 
+    /// The differences of the step of all ranks from that of one.
+    fn distributed(&self, comparer: &mut Comparer, after: &Graph) -> Vec<Difference> {
+        // Those of a reproducible evaluation are added in order by who reads them.
+        let summed = self.config.run.reproducible.is_none();
+        let sums = if summed { &[STATISTICS][..] } else { &[] };
+        comparer.compare_distributed(&self.before, after, self.ranks, sums)
+    }
+
     /// What is known of the next pass, which made this graph.
     pub fn check(&mut self, pass: &str, graph: &Graph) -> Checked {
         let after = Arc::new(graph.clone());
         let step = Step { before: self.clone(), pass: pass.into(), after: after.clone() };
         self.advance(pass, after);
         let found = checked(&[&step]);
-        found.into_iter().next().expect("invariant: one verdict for each pass")
+        found.into_iter().next().expect("invariant: one verdict for each pass").pass
     }
 
     /// Goes on to the pass after one that made this graph.
@@ -292,6 +314,12 @@ impl Step {
     fn checked(&self, verdict: Verdict, differences: &[Difference]) -> Checked {
         let differences = differences.iter().take(LISTED).map(words).collect();
         Checked { pass: self.pass.clone(), verdict, differences }
+    }
+
+    /// The outputs for which a region keeps a value in f32 that the graph before rounded.
+    fn wide(&self) -> BTreeSet<String> {
+        let before = kept_wide(&self.before.before);
+        kept_wide(&self.after).into_iter().filter(|output| !before.contains(output)).collect()
     }
 }
 
@@ -350,7 +378,8 @@ impl Passes {
             }
             if is_meant(&name, config) || name == index_ranges::INFO.name {
                 let mut made = Graph::clone(before);
-                pass.run(&mut made, &mut all.context)?;
+                pass.run(&mut made, &mut all.context)
+                    .map_err(|refused| no_stage(&name, &refused.into()))?;
                 if !made.is_like(&graph) {
                     let why = format!("pass `{name}` makes something else of the graph before it");
                     return Err(another_trace(why).into());
@@ -370,55 +399,6 @@ impl Passes {
         let context = PassContext { index_ranges, metrics, ..PassContext::default() };
         Passed { graph: &self.checker.before, context, loss_elements: self.loss_elements, plan }
     }
-}
-
-/// What is known of each of these, of which none needs another: rounded numbers in one thread, and real ones in another.
-fn checked(steps: &[&Step]) -> Vec<Checked> {
-    let duties: Vec<Duty> = steps.iter().map(|s| s.before.duty(&s.pass, &s.after)).collect();
-    let (sender, not_equal) = std::sync::mpsc::channel::<(usize, Vec<Difference>)>();
-    let outputs = steps.iter().zip(&duties).enumerate();
-    let rounded = || {
-        // Dropped at the end, after which nothing more is received.
-        let sender = sender;
-        let mut comparer = Comparer::of_rounded_numbers();
-        for (i, (step, _)) in outputs.filter(|(_, (_, duty))| matches!(duty, Duty::Outputs)) {
-            let ranks = step.before.ranks;
-            let found = comparer.compare(&step.before.before, &step.after, ranks);
-            if !found.is_empty() && sender.send((i, found)).is_err() {
-                return;
-            }
-        }
-    };
-    let real = || {
-        let mut comparer = Comparer::of_real_numbers();
-        let mut all = vec![];
-        for (step, duty) in steps.iter().zip(&duties) {
-            all.push(match duty {
-                Duty::Nothing(verdict) => step.checked(*verdict, &[]),
-                Duty::Outputs => step.checked(Verdict::Equal, &[]),
-                Duty::Statement => {
-                    let found =
-                        step.before.against_statement(&mut comparer, &step.pass, &step.after);
-                    let holds = found.is_empty();
-                    step.checked(if holds { Verdict::AsStated } else { Verdict::NotShown }, &found)
-                }
-            });
-        }
-        for (i, rounded) in not_equal {
-            let step = &steps[i];
-            let ranks = step.before.ranks;
-            let found = comparer.compare(&step.before.before, &step.after, ranks);
-            all[i] = match found.is_empty() {
-                true => step.checked(Verdict::Rounded, &rounded),
-                false => step.checked(Verdict::NotShown, &found),
-            };
-        }
-        all
-    };
-    thread::scope(|scope| {
-        scope.spawn(|| on_large_stack(rounded));
-        on_large_stack(real)
-    })
 }
 
 /// Elements of the loss of a micro-step, in the graph before `differentiate`.

@@ -37,7 +37,7 @@ impl Observer for Seen {
     }
 }
 
-fn begin(request: &Request, config: &Config) -> Arc<Graph> {
+pub(crate) fn begin(request: &Request, config: &Config) -> Arc<Graph> {
     Arc::new(imported(request, config).unwrap_or_else(|e| panic!("{e}")).graph)
 }
 
@@ -202,7 +202,7 @@ fn change(trace: &mut Value, random: &mut fastrand::Rng) {
 }
 
 /// Whether two graphs compute the same on all ranks.
-fn compute_the_same(a: &Graph, b: &Graph) -> bool {
+pub(crate) fn compute_the_same(a: &Graph, b: &Graph) -> bool {
     match (numbers(a, Options::EXACT), numbers(b, Options::EXACT)) {
         (Some(a), Some(b)) => a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| near(a, b)),
         _ => false,

@@ -21,6 +21,7 @@ const PARTS: [Part; 8] = [
             "passes/verify/src/explain.rs",
             "passes/verify/src/index.rs",
             "passes/verify/src/lib.rs",
+            "passes/verify/src/operation.rs",
             "passes/verify/src/reading.rs",
             "passes/verify/src/rounding.rs",
             "passes/verify/src/substitute.rs",
@@ -39,6 +40,7 @@ const PARTS: [Part; 8] = [
         trusted_for: "which pass must keep what, and what a configuration asks for",
         sources: &[
             "compiler/src/certificate.rs",
+            "compiler/src/certificate",
             "compiler/src/compilation/lowered.rs",
             "compiler/src/statement.rs",
         ],

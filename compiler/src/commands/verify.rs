@@ -1,6 +1,6 @@
 //! `frit verify`: verifies a plan, that the files beside it are the compiled ones, and that it is what its model compiles to.
 
-use crate::certificate::{COMPILE_AGAIN, Certificate, Checked, Plans, Rounded, Verdict, certify};
+use crate::certificate::{COMPILE_AGAIN, Certificate, Checked, Kept, Plans, Verdict, certify};
 use crate::diagnostics::Report;
 use crate::plan_dir;
 use crate::repeat::Repeat;
@@ -120,7 +120,7 @@ pub fn certified(
 fn page(plan: &Path, certificate: &Certificate) -> String {
     let mut text = by_verdict("", &certificate.passes);
     text += &by_verdict("evaluation: ", &certificate.evaluation);
-    text += &roundings(&certificate.outputs);
+    text += &outputs(&certificate.outputs);
     let open = certificate.open();
     let names: Vec<&str> = open.iter().map(|p| p.pass.as_str()).collect();
     for Checked { pass, differences, .. } in &open {
@@ -150,21 +150,55 @@ fn by_verdict(title: &str, passes: &[Checked]) -> String {
     names.into_iter().map(line).collect()
 }
 
-/// How many outputs are rounded, and by what; `--json` has it of each.
-fn roundings(outputs: &[Rounded]) -> String {
-    let (rounded, exact): (Vec<&Rounded>, Vec<&Rounded>) =
-        outputs.iter().partition(|output| !output.operations.is_empty());
-    let operations: BTreeSet<&str> =
-        rounded.iter().flat_map(|output| output.operations.iter().map(String::as_str)).collect();
-    let operations = operations.into_iter().collect::<Vec<_>>().join(", ");
-    let mut text = String::new();
-    if !exact.is_empty() {
-        text += &format!("  {} outputs equal but for the order of sums\n", exact.len());
+/// Said wherever bits are: it is a statement about graphs.
+const ASSUMED: &str =
+    "  assumed: a kernel computes an operation alike wherever it stands, in fused regions too\n";
+
+/// Outputs of the same verdict: how many of each kind, and the passes that do not keep their bits.
+#[derive(Default)]
+struct Group<'a> {
+    kinds: BTreeMap<&'static str, usize>,
+    passes: BTreeSet<&'a str>,
+}
+
+/// How many outputs are what, and by which passes; and how many are rounded, and by what. `--json` has it of each.
+fn outputs(outputs: &[Kept]) -> String {
+    let mut groups: BTreeMap<Verdict, Group> = BTreeMap::new();
+    for output in outputs {
+        let group = groups.entry(output.verdict.max(Verdict::Bits)).or_default();
+        *group.kinds.entry(kind(&output.output)).or_default() += 1;
+        group.passes.extend(output.passes.iter().map(String::as_str));
     }
-    if !rounded.is_empty() {
-        text += &format!("  {} outputs rounded, by {operations}\n", rounded.len());
+    let list = |words: BTreeSet<&str>| words.into_iter().collect::<Vec<_>>().join(", ");
+    let mut text = String::new();
+    for (verdict, Group { kinds, passes }) in groups {
+        let count: usize = kinds.values().sum();
+        let kinds: Vec<String> =
+            kinds.into_iter().map(|(kind, n)| format!("{kind}: {n}")).collect();
+        let by = if passes.is_empty() { String::new() } else { format!(": {}", list(passes)) };
+        let (all, words, kinds) = (outputs.len(), verdict.words(), kinds.join(", "));
+        text += &format!("  {count} of {all} outputs ({kinds}) {words}{by}\n");
+        if verdict == Verdict::Bits {
+            text += ASSUMED;
+        }
+    }
+    let rounded = outputs.iter().filter(|output| !output.operations.is_empty());
+    let operations: BTreeSet<&str> =
+        rounded.clone().flat_map(|output| output.operations.iter().map(String::as_str)).collect();
+    if !operations.is_empty() {
+        text += &format!("  {} outputs rounded, by {}\n", rounded.count(), list(operations));
     }
     text
+}
+
+/// What an output is, from its name.
+fn kind(output: &str) -> &'static str {
+    match output.split(' ').next() {
+        Some("carry") => "parameters and states",
+        Some("gradient") => "gradients",
+        Some("metric") => "metrics",
+        _ => "results",
+    }
 }
 
 /// That a file of a plan is not what it was.

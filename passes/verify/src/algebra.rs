@@ -7,7 +7,7 @@
 //! Laws that hold only where values are defined are used as such: √x·√x = x, x/x = 1, ln eˣ = x. No value is a NaN.
 
 use crate::index::{Affine, Atom, Ix};
-use crate::term::{Function, Number, Term, TermId, Terms};
+use crate::term::{Algebra, Function, Number, Term, TermId, Terms};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -17,10 +17,31 @@ const EXCLUDED: f64 = -1e4;
 /// What is left of terms that cancel is smaller than this, relatively.
 const CANCELS: f64 = 5e-6;
 
+const LITERAL: &str = "literal";
+
 impl Terms {
     pub(crate) fn constant(&mut self, x: f64) -> TermId {
         let x = self.number(x);
         self.term(Term::Number(x))
+    }
+
+    /// A float of a graph: where bits are compared, a function without operands, so that nothing is computed with it.
+    pub(crate) fn literal(&mut self, x: f64) -> TermId {
+        if self.algebra != Algebra::Bits || x.to_bits() == 0 || x == 1.0 {
+            return self.constant(x);
+        }
+        let bits = if x.is_nan() { f64::NAN } else { x }.to_bits();
+        self.term(Term::Apply(Function { name: LITERAL, attributes: [bits, 0] }, [].into()))
+    }
+
+    /// The value of a term that is a number or a literal.
+    pub(crate) fn literal_value(&self, id: TermId) -> Option<f64> {
+        match self.get(id) {
+            Term::Apply(Function { name: LITERAL, attributes }, _) => {
+                Some(f64::from_bits(attributes[0]))
+            }
+            _ => self.as_number(id),
+        }
     }
 
     /// The value of a term that is a number.
@@ -293,6 +314,9 @@ impl Terms {
 
     /// A function of elements that has no law.
     pub(crate) fn function(&mut self, function: Function, operands: &[TermId]) -> TermId {
+        if self.algebra == Algebra::Bits {
+            return self.term(Term::Apply(function, operands.into()));
+        }
         let operands: Rc<[TermId]> = operands.iter().map(|x| self.polynomial(*x)).collect();
         self.term(Term::Apply(function, operands))
     }
@@ -409,7 +433,7 @@ impl Terms {
         }
         let excluded =
             |t: &Terms, x: TermId| t.as_number(x).is_some_and(|x| x <= EXCLUDED || x.is_infinite());
-        if excluded(self, a) || excluded(self, b) {
+        if self.algebra != Algebra::Bits && (excluded(self, a) || excluded(self, b)) {
             let lowest = self.constant(f64::NEG_INFINITY);
             let low = |t: &Terms, x: TermId| {
                 if excluded(t, x) && t.as_number(x).is_some_and(|x| x < 0.0) { lowest } else { x }
@@ -417,8 +441,13 @@ impl Terms {
             let (a, b) = (low(self, a), low(self, b));
             return self.apply("select", &[condition, a, b]);
         }
-        let not = self.not(condition);
-        let (a, b) = (self.mul(condition, a), self.mul(not, b));
+        self.choice(condition, a, b)
+    }
+
+    /// The sum of `a` where a truth value is 1, and `b` where it is 0.
+    pub(crate) fn choice(&mut self, truth: TermId, a: TermId, b: TermId) -> TermId {
+        let not = self.not(truth);
+        let (a, b) = (self.mul(truth, a), self.mul(not, b));
         self.add(a, b)
     }
 

@@ -2,10 +2,10 @@
 
 use crate::explain::difference;
 use crate::reading::{Ranks, Reading};
-use crate::term::{TermId, Terms};
+use crate::term::{Algebra, TermId, Terms};
 use crate::unstated::Unstated;
 use frit_ir::interpret::leaf_key;
-use frit_ir::ops::StateName;
+use frit_ir::ops::{ReduceKind, StateName};
 use frit_ir::sharding::sharded_values;
 use frit_ir::{Graph, Op, Origin, Output, OutputKind, ValueId};
 use std::collections::{BTreeMap, HashMap};
@@ -53,9 +53,12 @@ impl Comparer {
 
     /// Of graphs whose values are also rounded to f16, bf16 and narrower dtypes wherever the graphs have them.
     pub fn of_rounded_numbers() -> Comparer {
-        let mut comparer = Comparer::default();
-        comparer.terms.rounds = true;
-        comparer
+        Comparer { terms: Terms::of(Algebra::Rounded) }
+    }
+
+    /// Of graphs of which every bit matters.
+    pub fn of_bits() -> Comparer {
+        Comparer { terms: Terms::of(Algebra::Bits) }
     }
 
     /// Compares the outputs of two graphs: those of the second must be those of the first, by name and kind. Outputs of
@@ -83,7 +86,7 @@ impl Comparer {
         let mut expected = distributed(t, before, after, ranks);
         for output in before.outputs.iter().filter(|o| sums.contains(&o.name.as_str())) {
             expected.entry(key_of(before, output)).and_modify(|(term, ..)| {
-                *term = ranks.sum(t, *term, true, true);
+                *term = ranks.reduced(t, *term, ReduceKind::Sum, ALL);
             });
         }
         let second = Reading::new(t, after, ranks);
@@ -92,6 +95,9 @@ impl Comparer {
         found
     }
 }
+
+/// The team of all ranks: those that share a copy, and all copies.
+const ALL: [bool; 2] = [true; 2];
 
 /// An output: what it is, for what, and where it is computed.
 type Outputs = BTreeMap<String, (TermId, OutputKind, Origin)>;
@@ -124,7 +130,8 @@ fn outputs(graph: &Graph, reading: &Reading) -> Outputs {
     outputs.collect()
 }
 
-pub(crate) fn key_of(graph: &Graph, output: &Output) -> String {
+/// The name of an output that is the same in every graph that has it: its kind, and what it is for.
+pub fn key_of(graph: &Graph, output: &Output) -> String {
     match output.kind {
         OutputKind::Carry(leaf) => {
             format!("carry {}", leaf_key(&graph.def(leaf).op).unwrap_or_default())
@@ -149,14 +156,15 @@ fn distributed(t: &mut Terms, before: &Graph, after: &Graph, ranks: Ranks) -> Ou
     for output in before.outputs.iter().filter(|o| o.kind == OutputKind::Gradient) {
         let gradient = local.of(output.value);
         let applied = match reproducible {
-            Some(_) => ranks.sum(t, gradient, true, true),
-            None => ranks.mean(t, gradient, true, true),
+            Some(_) => ReduceKind::Sum,
+            None => ReduceKind::Mean,
         };
+        let applied = ranks.reduced(t, gradient, applied, ALL);
         step.give(output.value, applied);
     }
     let parts = statistics.map_or(&[][..], |n| &n.inputs);
     for part in parts.iter().skip(1) {
-        let sum = ranks.sum(t, local.of(*part), true, true);
+        let sum = ranks.reduced(t, local.of(*part), ReduceKind::Sum, ALL);
         step.give(*part, sum);
     }
     step.read(t, before, &mut HashMap::new());
@@ -168,7 +176,7 @@ fn distributed(t: &mut Terms, before: &Graph, after: &Graph, ranks: Ranks) -> Ou
             let key = format!("carry {}", leaf_key(&before.def(leaf).op).unwrap_or_default());
             let (mut term, kind, origin) = of_rank[&key].clone();
             if early && state.name == StateName::GradSum {
-                term = ranks.mean(t, term, true, ranks.shards == 1);
+                term = ranks.reduced(t, term, ReduceKind::Mean, [true, ranks.shards == 1]);
             }
             of_step.insert(key, (term, kind, origin));
         }

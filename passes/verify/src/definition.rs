@@ -1,7 +1,7 @@
 //! Definitions: reductions, and operations that are not written out, as functions of indices with canonical names of variables.
 
 use crate::index::{ANY, Affine, Atom, Ix, Kind, SIGNED, Var};
-use crate::term::{Coloring, Definition, Number, Term, TermId, Terms, mix};
+use crate::term::{Algebra, Coloring, Definition, Number, Term, TermId, Terms, mix};
 use frit_ir::Op;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeSet;
@@ -205,8 +205,10 @@ impl Terms {
 
     /// A reduction of a term over variables that occur in it, applied to its other variables.
     pub(crate) fn reduction(&mut self, by: &'static str, body: TermId, over: &[Var]) -> TermId {
-        let over: Vec<Var> =
-            over.iter().copied().filter(|v| self.vars_of(body).binary_search(v).is_ok()).collect();
+        let bits = self.algebra == Algebra::Bits;
+        // Where bits are compared, it matters how often something is added, and in which order.
+        let depends = |v: &Var| self.vars_of(body).binary_search(v).is_ok();
+        let over: Vec<Var> = over.iter().copied().filter(|v| bits || depends(v)).collect();
         if over.is_empty() {
             return body;
         }
@@ -277,6 +279,10 @@ impl Terms {
         };
         let mut open: Vec<Var> = self.vars_of(body).to_vec();
         let mut named: Vec<(Var, u64)> = vec![];
+        if self.algebra == Algebra::Bits {
+            open.retain(|v| !bound.contains(v));
+            named = bound.iter().copied().zip(200..).collect();
+        }
         let kind = |v: Var| if bound.contains(&v) { 101 } else { 102 };
         while !open.is_empty() {
             let sign = |var: Var| {

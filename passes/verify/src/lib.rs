@@ -8,6 +8,7 @@ mod explain;
 pub mod gradient;
 mod index;
 mod lemmas;
+mod operation;
 mod reading;
 mod rounding;
 pub mod step;
@@ -15,7 +16,7 @@ mod substitute;
 mod term;
 mod unstated;
 
-pub use compare::{Comparer, Difference, on_large_stack};
+pub use compare::{Comparer, Difference, key_of, on_large_stack};
 pub use reading::Ranks;
-pub use rounding::{Roundings, roundings};
+pub use rounding::{Roundings, kept_wide, roundings};
 pub use unstated::Unstated;

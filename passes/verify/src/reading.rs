@@ -3,11 +3,11 @@
 use crate::chunks::Chunks;
 use crate::index::{Atom, Ix, Kind, Var};
 use crate::lemmas::{self, Operand};
-use crate::term::{Term, TermId, Terms};
+use crate::term::{Algebra, Term, TermId, Terms};
 use frit_ir::interpret::{Options, eval_op, leaf_key};
-use frit_ir::ops::{Constant, Fusion, ReduceKind, State, StateName};
+use frit_ir::ops::{AllReduce, Cast, Constant, Fusion, ReduceKind, State, StateName};
 use frit_ir::sharding::sharded_values;
-use frit_ir::{Graph, Node, Op, Region, Tensor, ValueId};
+use frit_ir::{DType, Graph, Node, Op, Region, Tensor, ValueId};
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -48,8 +48,50 @@ impl Ranks {
         t.plus(shard, replica)
     }
 
-    /// The sum over the ranks of a team.
-    pub(crate) fn sum(self, t: &mut Terms, term: TermId, shards: bool, replicas: bool) -> TermId {
+    /// The sum or mean over the ranks of a team of an f32 number, as it is.
+    pub(crate) fn reduced(
+        self,
+        t: &mut Terms,
+        term: TermId,
+        reduce: ReduceKind,
+        [shards, replicas]: [bool; 2],
+    ) -> TermId {
+        let op = AllReduce { reduce, unit: None, dtype: None };
+        self.exchanged(t, term, op, DType::F32, [shards, replicas])
+    }
+
+    /// What a collective makes of an element of this dtype, over the ranks of a team. Where bits are compared, the order in which it
+    /// adds is its own.
+    fn exchanged(
+        self,
+        t: &mut Terms,
+        term: TermId,
+        op: AllReduce,
+        dtype: DType,
+        [shards, replicas]: [bool; 2],
+    ) -> TermId {
+        let over = self.team(shards, replicas);
+        if t.algebra == Algebra::Bits {
+            let exchanged_in = op.dtype.filter(|d| *d != dtype);
+            if over.is_empty() && exchanged_in.is_none() {
+                return term;
+            }
+            let op = AllReduce { unit: None, dtype: exchanged_in, ..op };
+            let part = t.operation(&Op::AllReduce(op), &[dtype], &[term]);
+            return t.reduction("of ranks", part, &over);
+        }
+        let rounds = op.dtype.filter(|_| t.algebra == Algebra::Rounded);
+        let rounded = |t: &mut Terms, x| rounds.map_or(x, |dtype| lemmas::rounded(t, x, dtype));
+        let term = rounded(t, term);
+        let sum = t.sum_over(term, &over);
+        let n: u64 = over.iter().map(|v| v.extent).product();
+        let mean = op.reduce == ReduceKind::Mean;
+        let result = if mean { t.scale(sum, 1.0 / n as f64) } else { sum };
+        rounded(t, result)
+    }
+
+    /// The ranks of a team, as variables.
+    fn team(self, shards: bool, replicas: bool) -> Vec<Var> {
         let mut over = vec![];
         if shards && self.shards > 1 {
             over.push(self.of_shards());
@@ -57,14 +99,7 @@ impl Ranks {
         if replicas && self.replicas > 1 {
             over.push(self.of_replicas());
         }
-        t.sum_over(term, &over)
-    }
-
-    /// The mean over the ranks of a team.
-    pub(crate) fn mean(self, t: &mut Terms, term: TermId, shards: bool, replicas: bool) -> TermId {
-        let n = if shards { self.shards } else { 1 } * if replicas { self.replicas } else { 1 };
-        let sum = self.sum(t, term, shards, replicas);
-        t.scale(sum, 1.0 / n as f64)
+        over
     }
 }
 
@@ -139,25 +174,20 @@ impl Reading {
                 op if op.is_leaf() => vec![self.leaf(t, graph, node)],
                 Op::AllGather(_) => vec![self.of(node.inputs[0])],
                 Op::ReduceScatter(op) => {
-                    let term = self.of(node.inputs[0]);
-                    vec![match op.reduce {
-                        ReduceKind::Mean => self.ranks.mean(t, term, true, false),
-                        _ => self.ranks.sum(t, term, true, false),
-                    }]
+                    let (term, own) = (self.of(node.inputs[0]), graph.ty(node.inputs[0]).dtype);
+                    let op = AllReduce { reduce: op.reduce, unit: None, dtype: op.dtype };
+                    vec![self.ranks.exchanged(t, term, op, own, [true, false])]
                 }
                 Op::AllReduce(op) if op.reduce != ReduceKind::Max => {
-                    let term = self.of(node.inputs[0]);
+                    let (term, own) = (self.of(node.inputs[0]), graph.ty(node.inputs[0]).dtype);
                     // That of a unit is over its replicas, any other over all ranks.
                     let shards = op.unit.is_none() || self.ranks.shards == 1;
-                    vec![match op.reduce {
-                        ReduceKind::Mean => self.ranks.mean(t, term, shards, true),
-                        _ => self.ranks.sum(t, term, shards, true),
-                    }]
+                    vec![self.ranks.exchanged(t, term, op.clone(), own, [shards, true])]
                 }
                 Op::GradStats(_) if node.inputs.iter().any(|v| self.sharded[v.0 as usize]) => {
                     self.statistics_of_shards(t, graph, node)
                 }
-                _ => match folded(graph, node, constants) {
+                _ => match folded(t, graph, node, constants) {
                     Some(tensors) => {
                         let terms = tensors.iter().map(|x| lemmas::constant(t, x)).collect();
                         constants.extend(
@@ -210,11 +240,15 @@ impl Reading {
         let name = leaf_key(&node.op).unwrap_or_default();
         let key = match &node.op {
             Op::Hyper(hyper) => format!("hyper {name} = {}", hyper.default),
+            Op::State(state) if t.algebra == Algebra::Bits => {
+                format!("state {name}: {} = {}", graph.ty(node.outputs[0]).dtype, state.init)
+            }
             Op::State(state) => format!("state {name} = {}", state.init),
             op => format!("{} {name}", op.name()),
         };
         let leaf = t.leaf(&key);
-        let axes = t.axes(graph.ty(node.outputs[0]).shape.dims());
+        let ty = graph.ty(node.outputs[0]);
+        let axes = t.axes(ty.shape.dims());
         let mut at: Vec<Ix> =
             axes.into_iter().filter(|ix| !t.vars_of_index(*ix).is_empty()).collect();
         match &node.op {
@@ -229,7 +263,14 @@ impl Reading {
             Op::State(s) if s.name.is_within_step() => at.push(self.ranks.index(t)),
             _ => {}
         }
-        t.term(Term::Leaf(leaf, at.into()))
+        let element = t.term(Term::Leaf(leaf, at.into()));
+        match &node.op {
+            // A parameter is read as the model has it, whatever it is held in.
+            Op::Param(param) if t.algebra == Algebra::Bits => {
+                t.operation(&Op::Cast(Cast { to: ty.dtype }), &[param.ty.dtype], &[element])
+            }
+            _ => element,
+        }
     }
 
     /// A region: its body, of these operands.
@@ -261,6 +302,7 @@ impl Reading {
 
 /// The results of a node whose operands are all constants.
 fn folded(
+    t: &Terms,
     graph: &Graph,
     node: &Node,
     constants: &HashMap<ValueId, Rc<Tensor>>,
@@ -272,6 +314,7 @@ fn folded(
     let operands: Vec<&Tensor> =
         node.inputs.iter().map(|v| constants.get(v).map(|x| &**x)).collect::<Option<_>>()?;
     if let Op::Cast(cast) = &node.op
+        && t.algebra != Algebra::Bits
         && cast.to.is_float()
         && operands[0].dtype().is_float()
     {

@@ -2,7 +2,7 @@
 
 use crate::compare::key_of;
 use crate::lemmas::is_exact;
-use frit_ir::{DType, Graph, Node, Op};
+use frit_ir::{DType, Graph, Node, Op, ValueId};
 use std::collections::BTreeSet;
 
 /// Operations whose results are rounded, by dtype and name.
@@ -36,6 +36,29 @@ pub fn roundings(graph: &Graph) -> Vec<Roundings> {
         operations: before[output.value.0 as usize].clone(),
     });
     outputs.collect()
+}
+
+/// The outputs on the way to which a region reads a value that it rounds to less than 32 bits itself: a kernel may keep such values in
+/// f32 ([`Fusion`](frit_ir::ops::Fusion)).
+pub fn kept_wide(graph: &Graph) -> BTreeSet<String> {
+    let mut wide = vec![false; graph.n_values()];
+    for (_, node) in graph.nodes() {
+        let own = match &node.op {
+            Op::Fusion(fusion) => keeps_wide(&fusion.body),
+            _ => false,
+        };
+        let is_wide = own || node.inputs.iter().any(|v| wide[v.0 as usize]);
+        node.outputs.iter().for_each(|v| wide[v.0 as usize] = is_wide);
+    }
+    let outputs = graph.outputs.iter().filter(|output| wide[output.value.0 as usize]);
+    outputs.map(|output| key_of(graph, output)).collect()
+}
+
+/// Whether a node of a region reads what another rounds.
+fn keeps_wide(body: &Graph) -> bool {
+    let rounded = body.nodes().filter(|(_, n)| rounding(body, n).is_some());
+    let rounded: BTreeSet<ValueId> = rounded.flat_map(|(_, n)| n.outputs.clone()).collect();
+    body.nodes().any(|(_, n)| n.inputs.iter().any(|v| rounded.contains(v)))
 }
 
 /// To what a node rounds.

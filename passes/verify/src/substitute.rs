@@ -1,6 +1,7 @@
 //! Substitution of indices for variables. Terms are built again, so they simplify.
 
 use crate::index::{Affine, Atom, Ix, Kind, Var};
+use crate::operation::OPERATION;
 use crate::term::{Function, Substitution, Term, TermId, Terms};
 
 impl Terms {
@@ -83,6 +84,7 @@ impl Terms {
             ("select", &[c, a, b]) => self.select(c, a, b),
             ("not_negative", &[a]) => self.not_negative(a),
             ("is_zero", &[a]) => self.is_zero(a),
+            (OPERATION, _) => self.operation_of(function.attributes[0], operands),
             _ => self.function(function, operands),
         }
     }

@@ -1,12 +1,12 @@
 //! Elements of tensors as terms over the real numbers, in a normal form: equal terms have the same id.
 //!
 //! A term is what an element of a value is, at an index: sums and products are flat and sorted, layout operations are index
-//! arithmetic. Rounding to narrow dtypes is a function, or not there ([`Terms::rounds`]). A reduction, or an operation that is not written out, is a *definition*: a
+//! arithmetic. Rounding to narrow dtypes is a function, or not there, and so is every operation where bits are compared ([`Algebra`]). A reduction, or an operation that is not written out, is a *definition*: a
 //! function of indices, whose bound variables and arguments are named canonically, and which terms apply.
 
 use crate::index::{Affine, Atom, Ix, Var};
 use crate::lemmas::Results;
-use frit_ir::{Op, Tensor};
+use frit_ir::{DType, Op, Tensor};
 use rustc_hash::FxHashMap;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -58,6 +58,19 @@ pub(crate) struct Function {
     pub(crate) attributes: [u64; 2],
 }
 
+/// What of numbers is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Algebra {
+    /// They are real numbers.
+    #[default]
+    Real,
+    /// They are, and besides rounded to narrow dtypes wherever the graphs round them.
+    Rounded,
+    /// Every bit: operations are functions without laws. Sums and products are those of indices, and of which part of a value an
+    /// element is in.
+    Bits,
+}
+
 /// What a definition is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Definition {
@@ -91,8 +104,7 @@ impl Coloring {
 /// All terms, indices and definitions of a comparison.
 #[derive(Default)]
 pub(crate) struct Terms {
-    /// Whether values of narrow dtypes are rounded; otherwise they are real numbers.
-    pub(crate) rounds: bool,
+    pub(crate) algebra: Algebra,
     terms: Vec<Term>,
     term_ids: FxHashMap<Term, TermId>,
     /// A hash of each term that does not depend on the names of variables.
@@ -112,6 +124,9 @@ pub(crate) struct Terms {
     pub(crate) substituted: FxHashMap<(TermId, Substitution), TermId>,
     /// Sums of terms over a variable.
     pub(crate) sums: FxHashMap<(TermId, Var), TermId>,
+    /// Operations as functions without laws, with the dtypes of their operands.
+    pub(crate) functions: Vec<(Op, Vec<DType>)>,
+    pub(crate) function_ids: FxHashMap<(Op, Vec<DType>), u64>,
     /// What operations are of operands that were met before.
     pub(crate) results: Results,
     pub(crate) next_fresh: u32,
@@ -124,12 +139,16 @@ const SAME_NUMBER: f64 = 2e-6;
 const ROUNDED: f64 = 1.0 / 256.0;
 
 impl Terms {
+    pub(crate) fn of(algebra: Algebra) -> Terms {
+        Terms { algebra, ..Terms::default() }
+    }
+
     /// The number, or one that differs by less than rounding and was seen before.
     pub(crate) fn number(&mut self, x: f64) -> Number {
         if x == 0.0 {
             return Number::ZERO;
         }
-        if !x.is_finite() {
+        if !x.is_finite() || self.algebra == Algebra::Bits {
             return Number(x.to_bits());
         }
         let whole = x.round();

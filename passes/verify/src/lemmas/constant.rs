@@ -1,7 +1,7 @@
 //! Constants: as numbers and arithmetic of indices where they are regular, else as leaves.
 
 use crate::index::Ix;
-use crate::term::{Term, TermId, Terms};
+use crate::term::{Algebra, Term, TermId, Terms};
 use frit_ir::{DType, Tensor};
 
 /// More elements are not searched for a pattern.
@@ -12,6 +12,9 @@ const LOWEST: f64 = -1e30;
 
 /// The element of a constant over its axes.
 pub(crate) fn constant(t: &mut Terms, tensor: &Tensor) -> TermId {
+    if t.algebra == Algebra::Bits {
+        return of_bits(t, tensor);
+    }
     if let Some(x) = tensor.as_splat() {
         let x = if tensor.dtype().is_low_precision() { t.unrounded(x) } else { x };
         return t.constant(x);
@@ -28,6 +31,30 @@ pub(crate) fn constant(t: &mut Terms, tensor: &Tensor) -> TermId {
         return term;
     }
     of_values(t, tensor.dtype(), &sizes, values)
+}
+
+/// The element of a constant, with every bit of it. Integers are also arithmetic of indices.
+fn of_bits(t: &mut Terms, tensor: &Tensor) -> TermId {
+    let (dtype, sizes) = (tensor.dtype(), tensor.shape().dims().to_vec());
+    let values = tensor.to_f64s();
+    let first = values.first().copied().unwrap_or(0.0);
+    let is_splat = values.iter().all(|x| x.to_bits() == first.to_bits());
+    let is_exact = dtype.is_float() || tensor.to_i64s().iter().all(|x| x.abs() < 1 << 53);
+    match () {
+        () if values.is_empty() || !is_exact => {
+            let axes = t.axes(&sizes);
+            let bytes = tensor.to_bytes();
+            let leaf = t.leaf(&format!("constant {dtype} {sizes:?} {bytes:?}"));
+            t.term(Term::Leaf(leaf, axes.into()))
+        }
+        () if is_splat && dtype.is_float() => t.literal(first),
+        () if is_splat => t.constant(first),
+        () if values.len() <= SEARCHED && !dtype.is_float() => of_values(t, dtype, &sizes, values),
+        () => {
+            let (sizes, axes, values) = without_repeats(t, &sizes, values);
+            leaf(t, dtype, &sizes, values, &axes)
+        }
+    }
 }
 
 /// The element of a tensor of these values.
@@ -184,7 +211,12 @@ fn leaf(t: &mut Terms, dtype: DType, sizes: &[usize], values: Vec<f64>, axes: &[
     let near = |a: f64, b: f64, wide: f64| {
         a == b || (a - b).abs() <= wide * a.abs().max(b.abs()) || (a.is_nan() && b.is_nan())
     };
+    let bits = t.algebra == Algebra::Bits;
     let found = known.iter().find(|(seen, _)| {
+        if bits {
+            let bits = |values: &[f64]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            return bits(&seen.to_f64s()) == bits(&values);
+        }
         let coarse = seen.dtype().is_low_precision() || dtype.is_low_precision();
         let wide = if coarse { 1.0 / 128.0 } else { 2e-6 };
         seen.to_f64s().iter().zip(&values).all(|(a, b)| near(*a, *b, wide))
@@ -194,7 +226,7 @@ fn leaf(t: &mut Terms, dtype: DType, sizes: &[usize], values: Vec<f64>, axes: &[
         None => {
             let number: usize = t.constants.values().map(Vec::len).sum();
             let leaf = t.leaf(&format!("constant {number}"));
-            let kept = if dtype.is_float() { dtype } else { DType::F64 };
+            let kept = if dtype.is_float() && !bits { dtype } else { DType::F64 };
             let tensor = Tensor::floats(kept, sizes.to_vec(), values);
             t.constants.entry(sizes.to_vec()).or_default().push((tensor, leaf));
             leaf

@@ -48,7 +48,7 @@ pub(super) fn concat(t: &mut Terms, parts: &[Operand], axis: usize, axes: &[Ix])
 }
 
 /// The truth of 0 ≤ index < n.
-fn between(t: &mut Terms, ix: Ix, n: i64) -> TermId {
+pub(super) fn between(t: &mut Terms, ix: Ix, n: i64) -> TermId {
     let last = t.times(ix, -1);
     let last = t.offset(last, n - 1);
     let (low, high) = (t.index_not_negative(ix), t.index_not_negative(last));
@@ -79,7 +79,7 @@ pub(super) fn pad(t: &mut Terms, x: &Operand, op: &Pad, axes: &[Ix]) -> TermId {
         at.push(ix);
     }
     let element = x.at(t, &at);
-    let border = t.constant(op.value);
+    let border = if x.ty.dtype.is_float() { t.literal(op.value) } else { t.constant(op.value) };
     t.select(inside, element, border)
 }
 

@@ -4,6 +4,7 @@
 //! occurs. `tests.rs` holds each row against the interpreter.
 
 mod attention;
+mod bits;
 mod constant;
 mod elementwise;
 mod layout;
@@ -13,7 +14,7 @@ mod rounding;
 mod tests;
 
 use crate::index::{Ix, Kind, Var};
-use crate::term::{TermId, Terms};
+use crate::term::{Algebra, TermId, Terms};
 use frit_ir::ops::{Linear, ReduceFn};
 use frit_ir::{DType, Op, Tensor, TensorType};
 use rustc_hash::{FxHashMap, FxHasher};
@@ -21,7 +22,7 @@ use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 
 pub(crate) use constant::constant;
-pub(crate) use rounding::is_exact;
+pub(crate) use rounding::{is_exact, rounded};
 
 /// An operand: its element over its axes.
 #[derive(Clone, Debug)]
@@ -109,13 +110,16 @@ pub(crate) fn results(
 fn new_results(t: &mut Terms, op: &Op, operands: &[Operand], types: &[&TensorType]) -> Vec<TermId> {
     // Terms of values have no variables of this kind, so their names may be used again, and what is known of them with it.
     t.next_fresh = 0;
-    let exact = exact(t, op, operands, types);
+    let exact = match t.algebra {
+        Algebra::Bits => bits::results(t, op, operands, types),
+        _ => exact(t, op, operands, types),
+    };
     let is_free = |v: &Var| v.kind == Kind::Fresh;
     debug_assert!(
         !exact.iter().any(|y| t.vars_of(*y).iter().any(is_free)),
         "{op:?} binds its variables"
     );
-    if !t.rounds || rounding::is_exact(op) {
+    if t.algebra != Algebra::Rounded || rounding::is_exact(op) {
         return exact;
     }
     exact.into_iter().zip(types).map(|(term, ty)| rounding::rounded(t, term, ty.dtype)).collect()

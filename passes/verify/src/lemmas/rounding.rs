@@ -24,7 +24,7 @@ pub(crate) fn is_exact(op: &Op) -> bool {
 
 /// The term, rounded. Signs, powers of two and truth values are factors of the rounded number; numbers that are constants of the graph
 /// are taken to be representable.
-pub(super) fn rounded(t: &mut Terms, term: TermId, dtype: DType) -> TermId {
+pub(crate) fn rounded(t: &mut Terms, term: TermId, dtype: DType) -> TermId {
     if !dtype.is_low_precision() {
         return term;
     }
