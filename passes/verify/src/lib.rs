@@ -8,6 +8,7 @@ mod explain;
 pub mod gradient;
 mod index;
 mod lemmas;
+mod part;
 mod reading;
 mod rounding;
 pub mod step;
