@@ -322,12 +322,13 @@ impl Terms {
                 .filter(|(s, ..)| ordered.iter().filter(|(o, ..)| o == s).count() == 1)
                 .map(|(.., v)| *v)
                 .collect::<Vec<_>>();
-            let next = match unique.is_empty() {
-                false => unique,
-                true if tied => vec![ordered[0].2],
-                true => vec![ordered[first].2],
+            let next = if unique.is_empty() {
+                let next = ordered[if tied { 0 } else { first }].2;
+                tied = true;
+                vec![next]
+            } else {
+                unique
             };
-            tied |= next.len() == 1 && ordered.len() > 1 && ordered[0].0 == ordered[1].0;
             for var in next {
                 open.retain(|v| *v != var);
                 named.push((var, 200 + named.len() as u64));
