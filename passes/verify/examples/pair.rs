@@ -14,7 +14,7 @@ fn main() {
         let mut c = if a[1].starts_with("real") { Comparer::of_real_numbers() } else { Comparer::of_rounded_numbers() };
         for w in a[4..].windows(2) {
             let (mut x, mut y) = (g(&w[0]), g(&w[1]));
-            if a[1].ends_with("grad") { x = frit_verify::gradient::differentiated(&x, 1, 1.0).unwrap(); }
+            if a[1].ends_with("grad") { x = frit_verify::gradient::differentiated(&x, 1, std::env::var("CAP").map_or(1.0, |c| c.parse().unwrap())).unwrap(); }
             if a[1].ends_with("names") {
                 let (m, n) = (named(&x), named(&y));
                 for (k, v) in &m { if let Some(u) = n.get(k) { if x.ty(*v) == y.ty(*u) {

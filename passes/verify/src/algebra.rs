@@ -181,7 +181,11 @@ impl Terms {
                 }
                 Term::Sum(..) => {
                     let (content, rest) = self.content(factor);
-                    if content == 1.0 || (content < 0.0 && exponent.fract() != 0.0) {
+                    if content == 1.0 {
+                        let (sign, factor) = self.shortened(factor);
+                        number *= sign.powf(exponent);
+                        *collected.entry(factor).or_default() += exponent;
+                    } else if content < 0.0 && exponent.fract() != 0.0 {
                         *collected.entry(factor).or_default() += exponent;
                     } else {
                         number *= content.powf(exponent);
@@ -221,7 +225,7 @@ impl Terms {
         }
         let term = match &product[..] {
             [] => return self.constant(number),
-            &[(term, Number::ONE)] => term,
+            &[(term, Number::ONE)] => self.written_out(term),
             _ => self.term(Term::Product(product.into())),
         };
         self.scale(term, number)
@@ -323,7 +327,12 @@ impl Terms {
 
     /// A function of elements that has no law.
     pub(crate) fn function(&mut self, function: Function, operands: &[TermId]) -> TermId {
-        let operands: Rc<[TermId]> = operands.iter().map(|x| self.polynomial(*x)).collect();
+        let operand = |x: &TermId| {
+            let x = self.polynomial(*x);
+            let (factor, x) = self.shortened(x);
+            self.scale(x, factor)
+        };
+        let operands: Rc<[TermId]> = operands.iter().map(operand).collect();
         self.term(Term::Apply(function, operands))
     }
 

@@ -10,6 +10,12 @@ use std::collections::BTreeSet;
 /// A body that reads more constant places, such as each step of a recurrence, is a function of none of them.
 const CONSTANT_PLACES: usize = 4;
 
+/// A definition that reduces nothing.
+const NAME: &str = "name";
+
+/// A sum of more parts has a name where it is a factor or an operand.
+const LARGE: u32 = 48;
+
 /// Part of a variable that is split: a variable of its own, if it has more than one value, and that as an index.
 type Split = (Option<Var>, Ix);
 
@@ -192,11 +198,46 @@ impl Terms {
         Some(found)
     }
 
+    /// A number and a term whose product a sum is, as a factor or an operand: itself if it is small, else a definition, so that what is
+    /// made of it, as in each step of a recurrence, stays small. Bounds stay in sight, as they are known at some indices.
+    pub(crate) fn shortened(&mut self, id: TermId) -> (f64, TermId) {
+        let is_choice = |t: &Terms, part: TermId| match t.get(part) {
+            Term::Product(factors) => factors.iter().any(|(f, _)| t.is_truth(*f)),
+            _ => t.is_truth(part),
+        };
+        match self.get(id) {
+            Term::Sum(parts, _) if self.size_of(id).is_some_and(|size| size > LARGE) => {
+                if parts.iter().any(|(part, _)| is_choice(self, *part)) {
+                    return (1.0, id);
+                }
+            }
+            _ => return (1.0, id),
+        }
+        let named = match self.names.get(&id) {
+            Some(named) => *named,
+            None => {
+                let named = self.reduction(NAME, id, &[]);
+                self.names.insert(id, named);
+                named
+            }
+        };
+        self.content(named)
+    }
+
+    /// The sum that a definition stands for, if it is one of [`Terms::shortened`].
+    pub(crate) fn written_out(&mut self, id: TermId) -> TermId {
+        let Term::Defined(definition, at) = self.get(id).clone() else { return id };
+        match self.definitions[definition as usize] {
+            Definition::Reduce { by: NAME, body, .. } => self.opened(body, &[], &at).0,
+            _ => id,
+        }
+    }
+
     /// A reduction of a term over variables that occur in it, applied to its other variables.
     pub(crate) fn reduction(&mut self, by: &'static str, body: TermId, over: &[Var]) -> TermId {
         let over: Vec<Var> =
             over.iter().copied().filter(|v| self.vars_of(body).binary_search(v).is_ok()).collect();
-        if over.is_empty() {
+        if over.is_empty() && by != NAME {
             return body;
         }
         let constants = self.constant_places(body) <= CONSTANT_PLACES;
@@ -221,7 +262,8 @@ impl Terms {
         }
         let body = self.substitute(body, positive);
         // A sum in the body, which is now of other variables, may have another sign.
-        let (factor, body) = if by == "sum" { self.content(body) } else { (1.0, body) };
+        let (factor, body) =
+            if ["sum", NAME].contains(&by) { self.content(body) } else { (1.0, body) };
         let (order, tied) = self.canonical_order(body, &over, &places, 0);
         let (named, bound, at) = self.named(body, &order, &over, &places);
         let definition = self.define(Definition::Reduce { by, bound, body: named });

@@ -97,6 +97,8 @@ pub(crate) struct Terms {
     term_ids: FxHashMap<Term, TermId>,
     /// A hash of each term that does not depend on the names of variables.
     shapes: Vec<u64>,
+    /// How many parts a term is made of; none if these are bounds or indices.
+    sizes: Vec<Option<u32>>,
     vars: Vec<Rc<[Var]>>,
     affines: Vec<Affine>,
     affine_ids: FxHashMap<Affine, Ix>,
@@ -114,6 +116,8 @@ pub(crate) struct Terms {
     pub(crate) substituted: FxHashMap<(TermId, Substitution), TermId>,
     /// Sums of terms over a variable.
     pub(crate) sums: FxHashMap<(TermId, Var), TermId>,
+    /// Definitions of large sums.
+    pub(crate) names: FxHashMap<TermId, TermId>,
     /// What operations are of operands that were met before.
     pub(crate) results: Results,
     pub(crate) next_fresh: u32,
@@ -183,6 +187,11 @@ impl Terms {
         self.ix_shapes[ix.0 as usize]
     }
 
+    /// How many parts a term is made of; none if these are bounds or indices.
+    pub(crate) fn size_of(&self, id: TermId) -> Option<u32> {
+        self.sizes[id.0 as usize]
+    }
+
     /// A hash that is the same whatever the names of variables.
     pub(crate) fn shape_of(&self, id: TermId) -> u64 {
         self.shapes[id.0 as usize]
@@ -208,12 +217,24 @@ impl Terms {
         }
         let id = TermId(self.terms.len() as u32);
         let vars = self.vars_in_term(&term);
+        let size = match &term {
+            Term::Index(_) | Term::NotNegative(_) => None,
+            Term::Number(_) | Term::Leaf(..) | Term::Defined(..) => Some(1),
+            Term::Sum(parts, _) | Term::Product(parts) => self.total(parts.iter().map(|p| p.0)),
+            Term::Apply(_, operands) => self.total(operands.iter().copied()),
+        };
         let shape = self.color_with(&term, &Coloring::default());
         self.term_ids.insert(term.clone(), id);
         self.terms.push(term);
         self.vars.push(vars);
+        self.sizes.push(size);
         self.shapes.push(shape);
         id
+    }
+
+    /// How many parts terms are made of.
+    fn total(&self, terms: impl Iterator<Item = TermId>) -> Option<u32> {
+        terms.map(|t| self.size_of(t)).try_fold(1_u32, |all, size| Some(all.saturating_add(size?)))
     }
 
     pub(crate) fn define(&mut self, definition: Definition) -> u32 {
