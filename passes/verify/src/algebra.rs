@@ -180,12 +180,11 @@ impl Terms {
                     number *= x.value().powf(exponent);
                 }
                 Term::Sum(..) => {
-                    let (content, rest) = self.content(factor);
-                    if content == 1.0 {
-                        let (sign, factor) = self.shortened(factor);
-                        number *= sign.powf(exponent);
-                        *collected.entry(factor).or_default() += exponent;
-                    } else if content < 0.0 && exponent.fract() != 0.0 {
+                    let (content, rest) = match self.content(factor) {
+                        (1.0, _) => self.shortened(factor),
+                        other => other,
+                    };
+                    if rest == factor || (content < 0.0 && exponent.fract() != 0.0) {
                         *collected.entry(factor).or_default() += exponent;
                     } else {
                         number *= content.powf(exponent);
@@ -209,8 +208,10 @@ impl Terms {
             let mut rest: Vec<(TermId, f64)> = collected.into_iter().collect();
             rest.push((of, exponent));
             let rest = self.product(&rest);
-            let parts: Vec<(TermId, f64)> =
-                polynomial.iter().map(|(truths, f)| (self.mul(*truths, rest), f * number)).collect();
+            let parts: Vec<(TermId, f64)> = polynomial
+                .iter()
+                .map(|(truths, f)| (self.mul(*truths, rest), f * number))
+                .collect();
             return self.sum(&parts, 0.0);
         }
         self.imply(&mut collected);
@@ -225,8 +226,7 @@ impl Terms {
         }
         let term = match &product[..] {
             [] => return self.constant(number),
-            &[(term, Number::ONE)] => self.written_out(term),
-            _ => self.term(Term::Product(product.into())),
+            _ => self.some_of(&product),
         };
         self.scale(term, number)
     }
@@ -261,9 +261,16 @@ impl Terms {
             return Some((id, self.constant(1.0)));
         }
         let Term::Product(factors) = self.get(id) else { return None };
-        let factors = factors.iter().map(|(t, e)| (*t, e.value()));
-        let (truths, others): (Vec<_>, Vec<_>) = factors.partition(|(t, _)| self.is_truth(*t));
-        (!truths.is_empty()).then(|| (self.product(&truths), self.product(&others)))
+        let (truths, others): (Vec<_>, Vec<_>) = factors.iter().partition(|f| self.is_truth(f.0));
+        (!truths.is_empty()).then(|| (self.some_of(&truths), self.some_of(&others)))
+    }
+
+    /// The product of some factors of a product, which is in normal form as that is.
+    fn some_of(&mut self, factors: &[(TermId, Number)]) -> TermId {
+        match *factors {
+            [(term, Number::ONE)] => self.written_out(term),
+            _ => self.term(Term::Product(factors.into())),
+        }
     }
 
     /// Whether a polynomial is 1 − truth.

@@ -306,7 +306,8 @@ impl Terms {
 
     /// How many constant indices a term has.
     fn constant_places(&self, body: TermId) -> usize {
-        let is_place = |part: &Part| matches!(part, Part::Index(ix) if self.affine(*ix).atoms.is_empty());
+        let is_place =
+            |part: &Part| matches!(part, Part::Index(ix) if self.affine(*ix).atoms.is_empty());
         self.parts_within(Part::Term(body), |_| true).into_iter().filter(is_place).count()
     }
 

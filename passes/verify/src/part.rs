@@ -30,15 +30,15 @@ impl Terms {
         match term {
             Term::Number(_) => vec![],
             Term::Index(ix) | Term::NotNegative(ix) => vec![(Part::Index(*ix), 0)],
-            Term::Leaf(_, at) => (0..).zip(at.iter()).map(|(k, ix)| (Part::Index(*ix), k)).collect(),
+            Term::Leaf(_, at) => {
+                (0..).zip(at.iter()).map(|(k, ix)| (Part::Index(*ix), k)).collect()
+            }
             Term::Defined(definition, at) => {
                 let places = (0..at.len()).map(|k| self.first_exchanged(*definition, k) as u64);
                 at.iter().map(|ix| Part::Index(*ix)).zip(places).collect()
             }
             Term::Sum(parts, _) | Term::Product(parts) => bag(parts),
-            Term::Apply(_, operands) => {
-                operands.iter().map(|t| Part::Term(*t)).zip(0..).collect()
-            }
+            Term::Apply(_, operands) => operands.iter().map(|t| Part::Term(*t)).zip(0..).collect(),
         }
     }
 

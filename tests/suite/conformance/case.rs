@@ -224,7 +224,11 @@ impl Case {
     }
 
     /// The certificate of the model, compiled with these settings; of its training if these ask for it. None if there is nothing to train.
-    pub(super) fn certified(&self, trains: bool, settings: &[String]) -> Result<Option<Certificate>, String> {
+    pub(super) fn certified(
+        &self,
+        trains: bool,
+        settings: &[String],
+    ) -> Result<Option<Certificate>, String> {
         let found = RefCell::new(None);
         self.first_that_compiles(|model, _, options| {
             let (model, loss) = match trains {
@@ -235,7 +239,8 @@ impl Case {
                 false => (model, vec!["loss.kind=none".into()]),
             };
             let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
-            let (request, config) = request(&dir, &model, options, &[&loss[..], settings].concat())?;
+            let (request, config) =
+                request(&dir, &model, options, &[&loss[..], settings].concat())?;
             let request = Request { without_code: true, evaluation: trains, ..request };
             let compiled = match compile(&request, &config, &mut ()) {
                 Ok(compiled) => compiled.expect("no pass was asked to stop"),
