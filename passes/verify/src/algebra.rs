@@ -201,8 +201,11 @@ impl Terms {
                     number *= x.value().powf(exponent);
                 }
                 Term::Sum(..) => {
-                    let (content, rest) = self.content(factor);
-                    if content == 1.0 || (content < 0.0 && exponent.fract() != 0.0) {
+                    let (content, rest) = match self.content(factor) {
+                        (1.0, _) => self.shortened(factor),
+                        other => other,
+                    };
+                    if rest == factor || (content < 0.0 && exponent.fract() != 0.0) {
                         *collected.entry(factor).or_default() += exponent;
                     } else {
                         number *= content.powf(exponent);
@@ -215,20 +218,22 @@ impl Terms {
         if number == 0.0 {
             return self.constant(0.0);
         }
-        // (1 − truth)·x = x − truth·x, and so for any sum of truth values.
-        let sum = collected.iter().find_map(|(t, e)| {
-            let parts = self.truths(*t)?;
-            Some((*t, parts)).filter(|_| *e == 1.0 || self.is_truth(*t))
-        });
-        if let Some((term, (parts, constant))) = sum {
-            collected.remove(&term);
-            let rest: Vec<(TermId, f64)> = collected.into_iter().collect();
-            let rest = self.product(&rest);
-            let mut sum = vec![(rest, constant * number)];
-            for (truth, factor) in parts {
-                sum.push((self.mul(truth, rest), factor.value() * number));
+        // (1 − truth)·x = x − truth·x, and so for any polynomial of truth values, so that it does not matter which factor it met first.
+        let factors: Vec<(TermId, f64)> = collected.iter().map(|(t, e)| (*t, *e)).collect();
+        for (factor, exponent) in factors {
+            let Some((polynomial, of)) = self.choices(factor) else { continue };
+            if exponent != 1.0 && !(exponent > 0.0 && self.is_negation(&polynomial)) {
+                continue;
             }
-            return self.sum(&sum, 0.0);
+            collected.remove(&factor);
+            let mut rest: Vec<(TermId, f64)> = collected.into_iter().collect();
+            rest.push((of, exponent));
+            let rest = self.product(&rest);
+            let parts: Vec<(TermId, f64)> = polynomial
+                .iter()
+                .map(|(truths, f)| (self.mul(*truths, rest), f * number))
+                .collect();
+            return self.sum(&parts, 0.0);
         }
         self.imply(&mut collected);
         let mut product: Vec<(TermId, Number)> = vec![];
@@ -242,20 +247,56 @@ impl Terms {
         }
         let term = match &product[..] {
             [] => return self.constant(number),
-            &[(term, Number::ONE)] => term,
-            _ => self.term(Term::Product(product.into())),
+            _ => self.some_of(&product),
         };
         self.scale(term, number)
     }
 
-    /// The parts and the constant of a sum of nothing but truth values.
-    fn truths(&self, id: TermId) -> Option<(Vec<(TermId, Number)>, f64)> {
-        match self.get(id) {
-            Term::Sum(parts, constant) if parts.iter().all(|(t, _)| self.is_truth(*t)) => {
-                Some((parts.to_vec(), constant.value()))
+    /// A polynomial of truth values, as their products with factors, and a term, whose product this sum is.
+    fn choices(&mut self, id: TermId) -> Option<(Vec<(TermId, f64)>, TermId)> {
+        let Term::Sum(parts, constant) = self.get(id).clone() else { return None };
+        let (mut polynomial, mut rest, mut of) = (vec![], vec![], None);
+        for &(part, factor) in parts.iter() {
+            let factor = factor.value();
+            let Some((truths, other)) = self.without_truths(part) else {
+                rest.push((part, factor));
+                continue;
+            };
+            if *of.get_or_insert(other) != other {
+                return None;
             }
-            _ => None,
+            polynomial.push((truths, factor));
         }
+        let of = of?;
+        let rest = self.sum(&rest, constant.value());
+        let (factor, rest) = self.content(rest);
+        if factor != 0.0 {
+            polynomial.push((self.constant(1.0), factor));
+        }
+        (factor == 0.0 || rest == of).then_some((polynomial, of))
+    }
+
+    /// The truth values among the factors of a term, and the others; none if there are none.
+    fn without_truths(&mut self, id: TermId) -> Option<(TermId, TermId)> {
+        if self.is_truth(id) {
+            return Some((id, self.constant(1.0)));
+        }
+        let Term::Product(factors) = self.get(id) else { return None };
+        let (truths, others): (Vec<_>, Vec<_>) = factors.iter().partition(|f| self.is_truth(f.0));
+        (!truths.is_empty()).then(|| (self.some_of(&truths), self.some_of(&others)))
+    }
+
+    /// The product of some factors of a product, which is in normal form as that is.
+    fn some_of(&mut self, factors: &[(TermId, Number)]) -> TermId {
+        match *factors {
+            [(term, Number::ONE)] => self.written_out(term),
+            _ => self.term(Term::Product(factors.into())),
+        }
+    }
+
+    /// Whether a polynomial is 1 − truth.
+    fn is_negation(&self, polynomial: &[(TermId, f64)]) -> bool {
+        matches!(polynomial, &[(_, -1.0), (one, 1.0)] if self.as_number(one) == Some(1.0))
     }
 
     /// Leaves out bounds that follow from others: i + 3 ≥ 0 where i ≥ 0.
@@ -317,7 +358,12 @@ impl Terms {
         if self.algebra == Algebra::Bits {
             return self.term(Term::Apply(function, operands.into()));
         }
-        let operands: Rc<[TermId]> = operands.iter().map(|x| self.polynomial(*x)).collect();
+        let operand = |x: &TermId| {
+            let x = self.polynomial(*x);
+            let (factor, x) = self.shortened(x);
+            self.scale(x, factor)
+        };
+        let operands: Rc<[TermId]> = operands.iter().map(operand).collect();
         self.term(Term::Apply(function, operands))
     }
 

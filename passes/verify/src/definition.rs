@@ -1,6 +1,7 @@
 //! Definitions: reductions, and operations that are not written out, as functions of indices with canonical names of variables.
 
 use crate::index::{ANY, Affine, Atom, Ix, Kind, SIGNED, Var};
+use crate::part::Part;
 use crate::term::{Algebra, Coloring, Definition, Number, Term, TermId, Terms, mix};
 use frit_ir::Op;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -9,8 +10,14 @@ use std::collections::BTreeSet;
 /// A body that reads more constant places, such as each step of a recurrence, is a function of none of them.
 const CONSTANT_PLACES: usize = 4;
 
+/// A definition that reduces nothing.
+const NAME: &str = "name";
+
+/// A sum of more parts has a name where it is a factor or an operand.
+const LARGE: u32 = 48;
+
 /// Part of a variable that is split: a variable of its own, if it has more than one value, and that as an index.
-type Part = (Option<Var>, Ix);
+type Split = (Option<Var>, Ix);
 
 impl Terms {
     /// A variable that nothing else uses.
@@ -155,7 +162,7 @@ impl Terms {
     }
 
     /// Where a variable is only ever divided: variables for quotient and remainder, and their extents.
-    fn split_of(&mut self, body: TermId, over: Var) -> Option<(Vec<Part>, Vec<usize>)> {
+    fn split_of(&mut self, body: TermId, over: Var) -> Option<(Vec<Split>, Vec<usize>)> {
         let divisors = self.divisors(body, over)?;
         let n = *divisors.first()?;
         let extent = over.extent as i64;
@@ -169,37 +176,60 @@ impl Terms {
 
     /// By what the variable is divided; none if it occurs otherwise.
     fn divisors(&self, body: TermId, over: Var) -> Option<BTreeSet<i64>> {
-        let (mut found, mut seen) = (BTreeSet::new(), FxHashSet::default());
-        let (mut terms, mut indices) = (vec![body], vec![]);
         let alone = Affine { atoms: vec![(Atom::Var(over), 1)], constant: 0 };
-        loop {
-            if let Some(ix) = indices.pop() {
-                for &(atom, _) in &self.affine(ix).atoms {
-                    match atom {
-                        Atom::Var(v) if v == over => return None,
-                        Atom::Var(_) => {}
-                        Atom::Data(term) => terms.push(term),
-                        Atom::Div(of, n) | Atom::Mod(of, n) if *self.affine(of) == alone => {
-                            found.insert(n);
-                        }
-                        Atom::Div(of, _) | Atom::Mod(of, _) => indices.push(of),
+        let mut found = BTreeSet::new();
+        let is_part = |part: Part| match part {
+            Part::Term(id) => self.vars_of(id).binary_search(&over).is_ok(),
+            Part::Index(ix) => *self.affine(ix) != alone,
+            Part::Var(var) => var == over,
+        };
+        for part in self.parts_within(Part::Term(body), is_part) {
+            let Part::Index(ix) = part else { continue };
+            for &(atom, _) in &self.affine(ix).atoms {
+                match atom {
+                    Atom::Var(var) if var == over => return None,
+                    Atom::Div(of, n) | Atom::Mod(of, n) if *self.affine(of) == alone => {
+                        found.insert(n);
                     }
+                    _ => {}
                 }
-                continue;
             }
-            let Some(id) = terms.pop() else { return Some(found) };
-            if self.vars_of(id).binary_search(&over).is_err() || !seen.insert(id) {
-                continue;
-            }
-            match self.get(id) {
-                Term::Number(_) => {}
-                Term::Index(ix) | Term::NotNegative(ix) => indices.push(*ix),
-                Term::Leaf(_, at) | Term::Defined(_, at) => indices.extend(at.iter()),
-                Term::Sum(parts, _) | Term::Product(parts) => {
-                    terms.extend(parts.iter().map(|p| p.0));
+        }
+        Some(found)
+    }
+
+    /// A number and a term whose product a sum is, as a factor or an operand: itself if it is small, else a definition, so that what is
+    /// made of it, as in each step of a recurrence, stays small. Bounds stay in sight, as they are known at some indices.
+    pub(crate) fn shortened(&mut self, id: TermId) -> (f64, TermId) {
+        let is_choice = |t: &Terms, part: TermId| match t.get(part) {
+            Term::Product(factors) => factors.iter().any(|(f, _)| t.is_truth(*f)),
+            _ => t.is_truth(part),
+        };
+        match self.get(id) {
+            Term::Sum(parts, _) if self.size_of(id).is_some_and(|size| size > LARGE) => {
+                if parts.iter().any(|(part, _)| is_choice(self, *part)) {
+                    return (1.0, id);
                 }
-                Term::Apply(_, operands) => terms.extend(operands.iter()),
             }
+            _ => return (1.0, id),
+        }
+        let named = match self.names.get(&id) {
+            Some(named) => *named,
+            None => {
+                let named = self.reduction(NAME, id, &[]);
+                self.names.insert(id, named);
+                named
+            }
+        };
+        self.content(named)
+    }
+
+    /// The sum that a definition stands for, if it is one of [`Terms::shortened`].
+    pub(crate) fn written_out(&mut self, id: TermId) -> TermId {
+        let Term::Defined(definition, at) = self.get(id).clone() else { return id };
+        match self.definitions[definition as usize] {
+            Definition::Reduce { by: NAME, body, .. } => self.opened(body, &[], &at).0,
+            _ => id,
         }
     }
 
@@ -209,28 +239,60 @@ impl Terms {
         // Where bits are compared, it matters how often something is added, and in which order.
         let depends = |v: &Var| self.vars_of(body).binary_search(v).is_ok();
         let over: Vec<Var> = over.iter().copied().filter(|v| bits || depends(v)).collect();
-        if over.is_empty() {
+        if over.is_empty() && by != NAME {
             return body;
         }
         let constants = self.constant_places(body) <= CONSTANT_PLACES;
         let mut arguments =
             Arguments { bound: &over, constants, places: vec![], seen: FxHashMap::default() };
-        let mut body = arguments.abstracted(self, body);
+        let body = arguments.abstracted(self, body);
         let mut places = arguments.places;
         // That an index may be negative is told apart only where it makes a difference.
+        let bounded = self.bounded(body);
+        let mut positive = vec![];
         for (_, var) in places.iter_mut().filter(|(_, var)| var.extent == SIGNED) {
             let (from, to) = (*var, self.fresh(ANY));
             let [before, after] = [from, to].map(|v| self.atom(Atom::Var(v)));
-            let positive = self.substitute(body, vec![(from, after)]);
-            if self.substitute(positive, vec![(to, before)]) == body {
-                (body, *var) = (positive, to);
+            if bounded.contains(&from) {
+                let other = self.substitute(body, vec![(from, after)]);
+                if self.substitute(other, vec![(to, before)]) != body {
+                    continue;
+                }
             }
+            *var = to;
+            positive.push((from, after));
         }
+        let body = self.substitute(body, positive);
         // A sum in the body, which is now of other variables, may have another sign.
-        let (factor, body) = if by == "sum" { self.content(body) } else { (1.0, body) };
-        let order = self.canonical_order(body, &over, &places);
+        let (factor, body) =
+            if ["sum", NAME].contains(&by) { self.content(body) } else { (1.0, body) };
+        let (order, tied) = self.canonical_order(body, &over, &places, 0);
+        let (named, bound, at) = self.named(body, &order, &over, &places);
+        let definition = self.define(Definition::Reduce { by, bound, body: named });
+        if tied {
+            // Either may be the first.
+            let (order, _) = self.canonical_order(body, &over, &places, 1);
+            let (same, _, other) = self.named(body, &order, &over, &places);
+            let place = |ix: &Ix| at.iter().position(|o| o == ix);
+            let order: Option<Vec<usize>> = other.iter().map(place).collect();
+            let order = order.filter(|o| o.iter().enumerate().all(|(k, to)| o[*to] == k));
+            self.symmetries.extend(order.filter(|_| same == named).map(|o| (definition, o)));
+        }
+        let reduced = self.defined(definition, at);
+        self.scale(reduced, factor)
+    }
+
+    /// The body of a definition whose variables are named in this order, the extents of those that are bound, and the places that the
+    /// others stand for.
+    fn named(
+        &mut self,
+        body: TermId,
+        order: &[Var],
+        over: &[Var],
+        places: &[(Ix, Var)],
+    ) -> (TermId, Vec<u64>, Vec<Ix>) {
         let (mut pairs, mut bound, mut at) = (vec![], vec![], vec![]);
-        for var in order {
+        for &var in order {
             let name = if over.contains(&var) {
                 bound.push(var.extent);
                 Var { kind: Kind::Bound, number: bound.len() as u32 - 1, extent: var.extent }
@@ -241,38 +303,50 @@ impl Terms {
             };
             pairs.push((var, self.atom(Atom::Var(name))));
         }
-        let body = self.substitute(body, pairs);
-        let definition = self.define(Definition::Reduce { by, bound, body });
-        let reduced = self.term(Term::Defined(definition, at.into()));
-        self.scale(reduced, factor)
+        (self.substitute(body, pairs), bound, at)
     }
 
     /// How many constant indices a term has.
     fn constant_places(&self, body: TermId) -> usize {
-        let (mut open, mut seen, mut found) =
-            (vec![body], FxHashSet::default(), FxHashSet::<Ix>::default());
-        while let Some(id) = open.pop() {
-            if !seen.insert(id) {
-                continue;
-            }
-            match self.get(id) {
-                Term::Leaf(_, at) | Term::Defined(_, at) => {
-                    found.extend(at.iter().filter(|ix| self.affine(**ix).atoms.is_empty()));
+        let is_place =
+            |part: &Part| matches!(part, Part::Index(ix) if self.affine(*ix).atoms.is_empty());
+        self.parts_within(Part::Term(body), |_| true).into_iter().filter(is_place).count()
+    }
+
+    /// The variables whose range makes a difference: of what is divided, or is a bound.
+    fn bounded(&self, body: TermId) -> FxHashSet<Var> {
+        let mut found = FxHashSet::default();
+        for part in self.parts_within(Part::Term(body), |_| true) {
+            match part {
+                Part::Term(id) => {
+                    if let Term::NotNegative(ix) = self.get(id) {
+                        found.extend(self.vars_of_index(*ix).iter());
+                    }
                 }
-                Term::Sum(parts, _) | Term::Product(parts) => {
-                    open.extend(parts.iter().map(|p| p.0))
+                Part::Index(ix) => {
+                    for &(atom, _) in &self.affine(ix).atoms {
+                        if let Atom::Div(of, _) | Atom::Mod(of, _) = atom {
+                            found.extend(self.vars_of_index(of).iter());
+                        }
+                    }
                 }
-                Term::Apply(_, operands) => open.extend(operands.iter()),
-                Term::Number(_) | Term::Index(_) | Term::NotNegative(_) => {}
+                Part::Var(_) => {}
             }
         }
-        found.len()
+        found
     }
 
     /// The variables of a term in an order that does not depend on their names.
     ///
-    /// Those that can be exchanged in the body are ordered by the places that they stand for.
-    fn canonical_order(&self, body: TermId, bound: &[Var], places: &[(Ix, Var)]) -> Vec<Var> {
+    /// Those that can be exchanged in the body are ordered by the places that they stand for; of the first of these, which of the two is
+    /// the first is given. And whether there are such.
+    fn canonical_order(
+        &self,
+        body: TermId,
+        bound: &[Var],
+        places: &[(Ix, Var)],
+        first: usize,
+    ) -> (Vec<Var>, bool) {
         let place = |var: Var| {
             let place = places.iter().find(|(_, v)| *v == var);
             place.map_or(0, |(ix, _)| self.shape_of_index(*ix))
@@ -283,15 +357,13 @@ impl Terms {
             open.retain(|v| !bound.contains(v));
             named = bound.iter().copied().zip(200..).collect();
         }
+        let mut tied = false;
         let kind = |v: Var| if bound.contains(&v) { 101 } else { 102 };
         while !open.is_empty() {
-            let sign = |var: Var| {
-                let others = open.iter().filter(|o| **o != var).map(|o| (*o, kind(*o)));
-                let colors = others.chain(named.iter().copied()).chain([(var, 100)]);
-                mix(self.color(body, &Coloring::new(colors)), kind(var))
-            };
+            let colors = open.iter().map(|v| (*v, kind(*v))).chain(named.iter().copied());
+            let signs = self.signs(body, &Coloring::new(colors));
             let mut ordered: Vec<(u64, u64, Var)> =
-                open.iter().map(|v| (sign(*v), place(*v), *v)).collect();
+                open.iter().map(|v| (signs[v], place(*v), *v)).collect();
             ordered.sort_unstable();
             // Those that nothing else has the sign of; of equal ones the first, which tells the others apart.
             let unique = ordered
@@ -299,13 +371,42 @@ impl Terms {
                 .filter(|(s, ..)| ordered.iter().filter(|(o, ..)| o == s).count() == 1)
                 .map(|(.., v)| *v)
                 .collect::<Vec<_>>();
-            let next = if unique.is_empty() { vec![ordered[0].2] } else { unique };
+            let next = if unique.is_empty() {
+                let next = ordered[if tied { 0 } else { first }].2;
+                tied = true;
+                vec![next]
+            } else {
+                unique
+            };
             for var in next {
                 open.retain(|v| *v != var);
                 named.push((var, 200 + named.len() as u64));
             }
         }
-        named.into_iter().map(|(v, _)| v).collect()
+        (named.into_iter().map(|(v, _)| v).collect(), tied)
+    }
+
+    /// A hash of where each variable with a color occurs in a term.
+    fn signs(&self, body: TermId, colors: &Coloring) -> FxHashMap<Var, u64> {
+        let mut contexts = FxHashMap::from_iter([(Part::Term(body), 1)]);
+        let mut signs = FxHashMap::default();
+        let within = self.parts_within(Part::Term(body), |part| self.has_color(part, colors));
+        for part in within.into_iter().rev() {
+            let own = match part {
+                Part::Term(id) => self.color(id, colors),
+                Part::Index(ix) => self.color_index(ix, colors),
+                Part::Var(var) => {
+                    signs.insert(var, mix(contexts[&part], colors.of(var)));
+                    continue;
+                }
+            };
+            let own = mix(contexts[&part], own);
+            for (inner, place) in self.parts(part) {
+                let context = contexts.entry(inner).or_default();
+                *context = context.wrapping_add(mix(own, place));
+            }
+        }
+        signs
     }
 
     /// The results of an operation that is not written out, over the axes of each.
@@ -371,7 +472,7 @@ impl Arguments<'_> {
             }
             Term::Defined(definition, at) => {
                 let at = at.iter().map(|ix| self.index(t, *ix)).collect();
-                t.term(Term::Defined(definition, at))
+                t.defined(definition, at)
             }
             Term::Sum(parts, constant) => {
                 let parts: Vec<(TermId, f64)> =

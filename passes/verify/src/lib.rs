@@ -9,6 +9,7 @@ pub mod gradient;
 mod index;
 mod lemmas;
 mod operation;
+mod part;
 mod reading;
 mod rounding;
 pub mod step;

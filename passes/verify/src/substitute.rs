@@ -52,7 +52,7 @@ impl Terms {
             }
             Term::Defined(definition, at) => {
                 let at = at.iter().map(|ix| self.substituted_index(*ix, by)).collect();
-                self.term(Term::Defined(definition, at))
+                self.defined(definition, at)
             }
             Term::Sum(parts, constant) => {
                 let parts: Vec<(TermId, f64)> =

@@ -92,11 +92,11 @@ impl Coloring {
         Coloring { colors: colors.into_iter().collect(), seen: RefCell::default() }
     }
 
-    fn names(&self, var: Var) -> bool {
+    pub(crate) fn names(&self, var: Var) -> bool {
         self.colors.contains_key(&var)
     }
 
-    fn of(&self, var: Var) -> u64 {
+    pub(crate) fn of(&self, var: Var) -> u64 {
         self.colors.get(&var).copied().unwrap_or(0)
     }
 }
@@ -109,6 +109,8 @@ pub(crate) struct Terms {
     term_ids: FxHashMap<Term, TermId>,
     /// A hash of each term that does not depend on the names of variables.
     shapes: Vec<u64>,
+    /// How many parts a term is made of; none if these are bounds or indices.
+    sizes: Vec<Option<u32>>,
     vars: Vec<Rc<[Var]>>,
     affines: Vec<Affine>,
     affine_ids: FxHashMap<Affine, Ix>,
@@ -116,6 +118,8 @@ pub(crate) struct Terms {
     ix_vars: Vec<Rc<[Var]>>,
     pub(crate) definitions: Vec<Definition>,
     definition_ids: FxHashMap<Definition, u32>,
+    /// Of a definition that is the same when two of its arguments, or several pairs of them, are exchanged: which take whose place.
+    pub(crate) symmetries: FxHashMap<u32, Vec<usize>>,
     pub(crate) leaves: Vec<String>,
     leaf_ids: FxHashMap<String, u32>,
     /// Constants that are leaves, by their sizes.
@@ -127,6 +131,8 @@ pub(crate) struct Terms {
     /// Operations as functions without laws, with the dtypes of their operands.
     pub(crate) functions: Vec<(Op, Vec<DType>)>,
     pub(crate) function_ids: FxHashMap<(Op, Vec<DType>), u64>,
+    /// Definitions of large sums.
+    pub(crate) names: FxHashMap<TermId, TermId>,
     /// What operations are of operands that were met before.
     pub(crate) results: Results,
     pub(crate) next_fresh: u32,
@@ -200,6 +206,11 @@ impl Terms {
         self.ix_shapes[ix.0 as usize]
     }
 
+    /// How many parts a term is made of; none if these are bounds or indices.
+    pub(crate) fn size_of(&self, id: TermId) -> Option<u32> {
+        self.sizes[id.0 as usize]
+    }
+
     /// A hash that is the same whatever the names of variables.
     pub(crate) fn shape_of(&self, id: TermId) -> u64 {
         self.shapes[id.0 as usize]
@@ -210,20 +221,11 @@ impl Terms {
             return *id;
         }
         let id = Ix(self.affines.len() as u32);
-        let mut vars: Vec<Var> = Vec::new();
-        for (atom, _) in &affine.atoms {
-            match atom {
-                Atom::Var(v) => vars.push(*v),
-                Atom::Div(of, _) | Atom::Mod(of, _) => vars.extend(self.vars_of_index(*of).iter()),
-                Atom::Data(term) => vars.extend(self.vars_of(*term).iter()),
-            }
-        }
-        vars.sort_unstable();
-        vars.dedup();
+        let vars = self.vars_in_index(&affine);
         let shape = self.color_index_with(&affine, &Coloring::default());
         self.affine_ids.insert(affine.clone(), id);
         self.affines.push(affine);
-        self.ix_vars.push(vars.into());
+        self.ix_vars.push(vars);
         self.ix_shapes.push(shape);
         id
     }
@@ -233,28 +235,25 @@ impl Terms {
             return *id;
         }
         let id = TermId(self.terms.len() as u32);
-        let mut vars: Vec<Var> = Vec::new();
-        match &term {
-            Term::Number(_) => {}
-            Term::Index(ix) | Term::NotNegative(ix) => vars.extend(self.vars_of_index(*ix).iter()),
-            Term::Leaf(_, at) | Term::Defined(_, at) => {
-                at.iter().for_each(|ix| vars.extend(self.vars_of_index(*ix).iter()));
-            }
-            Term::Sum(parts, _) | Term::Product(parts) => {
-                parts.iter().for_each(|(t, _)| vars.extend(self.vars_of(*t).iter()));
-            }
-            Term::Apply(_, operands) => {
-                operands.iter().for_each(|t| vars.extend(self.vars_of(*t).iter()));
-            }
-        }
-        vars.sort_unstable();
-        vars.dedup();
+        let vars = self.vars_in_term(&term);
+        let size = match &term {
+            Term::Index(_) | Term::NotNegative(_) => None,
+            Term::Number(_) | Term::Leaf(..) | Term::Defined(..) => Some(1),
+            Term::Sum(parts, _) | Term::Product(parts) => self.total(parts.iter().map(|p| p.0)),
+            Term::Apply(_, operands) => self.total(operands.iter().copied()),
+        };
         let shape = self.color_with(&term, &Coloring::default());
         self.term_ids.insert(term.clone(), id);
         self.terms.push(term);
-        self.vars.push(vars.into());
+        self.vars.push(vars);
+        self.sizes.push(size);
         self.shapes.push(shape);
         id
+    }
+
+    /// How many parts terms are made of.
+    fn total(&self, terms: impl Iterator<Item = TermId>) -> Option<u32> {
+        terms.map(|t| self.size_of(t)).try_fold(1_u32, |all, size| Some(all.saturating_add(size?)))
     }
 
     pub(crate) fn define(&mut self, definition: Definition) -> u32 {
@@ -265,6 +264,26 @@ impl Terms {
         self.definition_ids.insert(definition.clone(), id);
         self.definitions.push(definition);
         id
+    }
+
+    /// A definition at these arguments, in one order of those that may be exchanged.
+    pub(crate) fn defined(&mut self, definition: u32, at: Vec<Ix>) -> TermId {
+        let by_shape = |at: &[Ix]| -> Vec<(u64, Ix)> {
+            at.iter().map(|ix| (self.shape_of_index(*ix), *ix)).collect()
+        };
+        let other = self.exchanged(definition, &at).filter(|o| by_shape(o) < by_shape(&at));
+        self.term(Term::Defined(definition, other.unwrap_or(at).into()))
+    }
+
+    /// The other order of arguments of a definition.
+    fn exchanged(&self, definition: u32, at: &[Ix]) -> Option<Vec<Ix>> {
+        let order = self.symmetries.get(&definition)?;
+        Some(order.iter().map(|k| at[*k]).collect())
+    }
+
+    /// The first of the places of a definition's arguments that may be exchanged with this one.
+    pub(crate) fn first_exchanged(&self, definition: u32, k: usize) -> usize {
+        self.symmetries.get(&definition).map_or(k, |order| k.min(order[k]))
     }
 
     pub(crate) fn leaf(&mut self, key: &str) -> u32 {
@@ -305,7 +324,10 @@ impl Terms {
             Term::Number(n) => mix(1, n.0),
             Term::Index(ix) => mix(2, self.color_index(*ix, colors)),
             Term::Leaf(leaf, at) => list(3, u64::from(*leaf), at),
-            Term::Defined(definition, at) => list(4, u64::from(*definition), at),
+            Term::Defined(definition, at) => {
+                let of = |at: &[Ix]| list(4, u64::from(*definition), at);
+                of(at).wrapping_add(self.exchanged(*definition, at).map_or(0, |other| of(&other)))
+            }
             Term::Sum(parts, constant) => mix(bag(5, parts), constant.0),
             Term::Product(parts) => bag(6, parts),
             Term::Apply(function, operands) => {
@@ -317,7 +339,7 @@ impl Terms {
         }
     }
 
-    fn color_index(&self, ix: Ix, colors: &Coloring) -> u64 {
+    pub(crate) fn color_index(&self, ix: Ix, colors: &Coloring) -> u64 {
         if !self.vars_of_index(ix).iter().any(|v| colors.names(*v)) {
             return self.ix_shapes[ix.0 as usize];
         }

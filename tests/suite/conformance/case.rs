@@ -1,7 +1,9 @@
 //! One conformance test: import, evaluate, compare.
 
 use super::proto;
+use crate::certificate::plans;
 use crate::stand_ins::Gpu;
+use frit::certificate::{Certificate, certify};
 use frit::compilation::{Compiled, Request, compile};
 use frit::config::Config;
 use frit::import::onnx::messages::{
@@ -20,6 +22,7 @@ use prost::Message;
 use prost::bytes::Bytes;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
@@ -156,39 +159,14 @@ impl Case {
     /// what the CPU leaves to the interpreter.
     pub(super) fn trained(&self) -> Result<(), String> {
         let on = |device: &str| format!("target.device={device}");
-        let of_floats = |v: &&ValueInfoProto| {
-            let ty = v.r#type.as_ref().and_then(|t| t.tensor_type.as_ref());
-            // f32, f16 and bf16
-            ty.is_some_and(|t| matches!(t.elem_type, 1 | 10 | 16))
-        };
-        self.first_that_compiles(|mut model, feeds, options| {
-            let graph = model.graph.as_mut().ok_or("no graph")?;
-            let Some(result) = graph.output.iter().find(of_floats) else { return Ok(()) };
-            let loss = ["loss.kind=mse".into(), format!("loss.logits={:?}", result.name)];
-            let (mut kept, mut trained) = (Vec::new(), 0);
-            for info in std::mem::take(&mut graph.input) {
-                let declared = self.model.graph.as_ref().map_or(&[][..], |g| &g.input);
-                let i = declared.iter().position(|v| v.name == info.name);
-                match i.and_then(|i| self.runs[0].inputs.get(i)) {
-                    Some(value) if of_floats(&&info) && !value.dims.contains(&0) => {
-                        trained += 1;
-                        let name = info.name;
-                        graph.initializer.push(TensorProto { name, ..value.clone() });
-                    }
-                    _ => kept.push(info),
-                }
-            }
-            graph.input = kept;
-            if trained == 0 {
-                return Ok(());
-            }
+        self.first_that_compiles(|model, feeds, options| {
+            let Some((model, loss)) = self.as_training(model) else { return Ok(()) };
             let mut plans = Vec::new();
             for device in ["cpu", "cuda"] {
                 let settings = [&loss[..], &[on(device)]].concat();
                 let (dir, compiled) = match compiled(&model, options, &settings) {
                     Ok(compiled) => compiled,
-                    // What is said of a model that only rearranges or compares.
-                    Err(why) if why.contains("no parameter is trained") => return Ok(()),
+                    Err(why) if why.contains(UNTRAINED) => return Ok(()),
                     Err(why) => return Err(format!("to train on {device}: {why}")),
                 };
                 let is_finite = |p: &ParamSpec| {
@@ -215,6 +193,65 @@ impl Case {
             }
             same_gradients(&plans, feeds)
         })
+    }
+
+    /// The model with its float inputs as parameters, and the settings of a loss of its first float output; none if there is no
+    /// such input or output.
+    fn as_training(&self, mut model: ModelProto) -> Option<(ModelProto, [String; 2])> {
+        let of_floats = |v: &&ValueInfoProto| {
+            let ty = v.r#type.as_ref().and_then(|t| t.tensor_type.as_ref());
+            // f32, f16 and bf16
+            ty.is_some_and(|t| matches!(t.elem_type, 1 | 10 | 16))
+        };
+        let graph = model.graph.as_mut()?;
+        let result = graph.output.iter().find(of_floats)?;
+        let loss = ["loss.kind=mse".into(), format!("loss.logits={:?}", result.name)];
+        let declared = self.model.graph.as_ref().map_or(&[][..], |g| &g.input);
+        let (mut kept, mut trained) = (Vec::new(), 0);
+        for info in std::mem::take(&mut graph.input) {
+            let i = declared.iter().position(|v| v.name == info.name);
+            match i.and_then(|i| self.runs[0].inputs.get(i)) {
+                Some(value) if of_floats(&&info) && !value.dims.contains(&0) => {
+                    trained += 1;
+                    let name = info.name;
+                    graph.initializer.push(TensorProto { name, ..value.clone() });
+                }
+                _ => kept.push(info),
+            }
+        }
+        graph.input = kept;
+        (trained > 0).then_some((model, loss))
+    }
+
+    /// The certificate of the model, compiled with these settings; of its training if these ask for it. None if there is nothing to train.
+    pub(super) fn certified(
+        &self,
+        trains: bool,
+        settings: &[String],
+    ) -> Result<Option<Certificate>, String> {
+        let found = RefCell::new(None);
+        self.first_that_compiles(|model, _, options| {
+            let (model, loss) = match trains {
+                true => match self.as_training(model) {
+                    Some((model, loss)) => (model, loss.to_vec()),
+                    None => return Ok(()),
+                },
+                false => (model, vec!["loss.kind=none".into()]),
+            };
+            let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+            let (request, config) =
+                request(&dir, &model, options, &[&loss[..], settings].concat())?;
+            let request = Request { without_code: true, evaluation: trains, ..request };
+            let compiled = match compile(&request, &config, &mut ()) {
+                Ok(compiled) => compiled.expect("no pass was asked to stop"),
+                Err(why) if why.to_string().contains(UNTRAINED) => return Ok(()),
+                Err(why) => return Err(why.to_string()),
+            };
+            let certificate = certify(&request, &config, &compiled.pass_trace, plans(&compiled));
+            found.replace(Some(certificate.map_err(|e| e.to_string())?));
+            Ok(())
+        })?;
+        Ok(found.into_inner())
     }
 
     /// Does something with the model in which as few of the first run's inputs as possible are known.
@@ -305,6 +342,9 @@ impl Case {
     }
 }
 
+/// What is said of a model that only rearranges or compares.
+const UNTRAINED: &str = "no parameter is trained";
+
 /// The model compiled in fp32 with these settings, and a folder to keep it in.
 fn compiled(
     model: &ModelProto,
@@ -312,14 +352,24 @@ fn compiled(
     settings: &[String],
 ) -> Result<(tempfile::TempDir, Compiled), String> {
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let settings = [settings, &["precision.compute=fp32".into()]].concat();
+    let (request, config) = request(&dir, model, options, &settings)?;
+    let compiled = compile(&request, &config, &mut ()).map_err(|e| e.to_string())?;
+    Ok((dir, compiled.expect("no pass was asked to stop")))
+}
+
+/// The request to compile a model, which is kept in this folder, and the configuration of these settings.
+fn request(
+    dir: &tempfile::TempDir,
+    model: &ModelProto,
+    options: &ImportOptions,
+    settings: &[String],
+) -> Result<(Request, Config), String> {
     let file = dir.path().join("model.onnx");
     std::fs::write(&file, model.encode_to_vec()).map_err(|e| e.to_string())?;
     let ignored = format!("params.ignored={:?}", options.ignored);
-    let settings = [settings, &["precision.compute=fp32".into(), ignored]].concat();
-    let config = Config::load(None, &settings).map_err(|e| e.to_string())?;
-    let request = Request { model: file, ..Request::default() };
-    let compiled = compile(&request, &config, &mut ()).map_err(|e| e.to_string())?;
-    Ok((dir, compiled.expect("no pass was asked to stop")))
+    let config = Config::load(None, &[settings, &[ignored]].concat()).map_err(|e| e.to_string())?;
+    Ok((Request { model: file, ..Request::default() }, config))
 }
 
 /// Evaluates a plan on these inputs and compares its outputs, in order. `evaluate` is given the plan, the file of

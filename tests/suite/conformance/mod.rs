@@ -9,6 +9,7 @@
 //! The wheel comes from `.ci/setup.sh --onnx-tests`, which prints its path as `FRIT_ONNX_TESTS`.
 
 mod case;
+mod certified;
 mod compiled;
 
 mod proto;

@@ -53,10 +53,8 @@ pub(super) fn attention(
     }
     let total = t.sum_over(weight, key.as_slice());
     let value = v.at(t, &[batch, group, j, column]);
-    let weighted = t.mul(weight, value);
-    let sum = t.sum_over(weighted, key.as_slice());
-    let lse = t.log(total);
-    vec![t.product(&[(sum, 1.0), (total, -1.0)]), lse]
+    let weighted = t.product(&[(weight, 1.0), (total, -1.0), (value, 1.0)]);
+    vec![t.sum_over(weighted, key.as_slice()), t.log(total)]
 }
 
 fn dims(x: &Operand) -> [usize; 4] {

@@ -110,6 +110,10 @@ pub(crate) fn results(
 fn new_results(t: &mut Terms, op: &Op, operands: &[Operand], types: &[&TensorType]) -> Vec<TermId> {
     // Terms of values have no variables of this kind, so their names may be used again, and what is known of them with it.
     t.next_fresh = 0;
+    // What is said of an element of a value without elements does not matter.
+    if types.iter().all(|ty| ty.shape.numel() == 0) {
+        return vec![t.constant(0.0); types.len()];
+    }
     let exact = match t.algebra {
         Algebra::Bits => bits::results(t, op, operands, types),
         _ => exact(t, op, operands, types),

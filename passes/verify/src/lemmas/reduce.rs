@@ -218,10 +218,10 @@ pub(super) fn cross_entropy(
     vec![t.select(ignored, none, loss), lse]
 }
 
-/// Whether an element of the labels is this index.
+/// Whether an element of the labels is this index; the least of all stands for none.
 fn is_ignored(t: &mut Terms, labels: &Operand, label: TermId, index: i64) -> TermId {
     let known = labels.value.as_ref().map(|value| value.to_i64s());
-    if known.is_some_and(|known| !known.contains(&index)) {
+    if index == i64::MIN || known.is_some_and(|known| !known.contains(&index)) {
         return t.constant(0.0);
     }
     let difference = t.sum(&[(label, 1.0)], -(index as f64));
