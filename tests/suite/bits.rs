@@ -68,6 +68,11 @@ fn ranks(config: &Config) -> Ranks {
 /// Passes that add outputs, or what these are.
 const STATED: [&str; 4] = ["loss", "differentiate", "loss_scale", "update"];
 
+/// How many times as many changes are tried as in a usual run: `FRIT_MANY`.
+pub(crate) fn many() -> usize {
+    std::env::var("FRIT_MANY").map_or(1, |n| n.parse().expect("a number"))
+}
+
 /// What was compared.
 #[derive(Debug, Default)]
 struct Count {
@@ -264,7 +269,7 @@ fn a_change_of_a_bit_is_never_certified_bit_for_bit() {
             let of_graph = on_large_stack(|| {
                 let mut comparer = Comparer::of_bits();
                 let mut counts = [[0; 2]; 3];
-                for attempt in 0..attempts {
+                for attempt in 0..attempts * many() {
                     let kind = attempt % 3;
                     let change = [changed, rounded, reordered][kind];
                     let mutant = (0..3).find_map(|_| change(&graph, &mut random));

@@ -1,5 +1,6 @@
 //! Files of pass traces whose bytes were changed at random, and plans with a trace that are far from their model.
 
+use crate::bits::many;
 use crate::certificate::{compiled, configured, plans};
 use crate::pass_trace::{begin, compute_the_same};
 use crate::simulate::frit;
@@ -59,6 +60,9 @@ fn other_word(json: &mut Vec<u8>, random: &mut fastrand::Rng) {
     json.splice(to, word);
 }
 
+/// Changes of each of two traces.
+const MUTANTS: usize = 400;
+
 #[test]
 fn damaged_traces_are_refused_or_certify_the_same_step() {
     let mut random = fastrand::Rng::with_seed(21);
@@ -76,7 +80,7 @@ fn damaged_traces_are_refused_or_certify_the_same_step() {
             stages.last().expect("passes").graph.clone()
         };
         let (expected, json) = (last(&made.pass_trace), unpacked(&made.pass_trace));
-        for attempt in 0..400 {
+        for attempt in 0..MUTANTS * many() {
             let mut changed = json.clone();
             let trace = match attempt % 8 {
                 0 | 1 => {

@@ -1,8 +1,9 @@
 //! Elements of tensors as terms over the real numbers, in a normal form: equal terms have the same id.
 //!
 //! A term is what an element of a value is, at an index: sums and products are flat and sorted, layout operations are index
-//! arithmetic. Rounding to narrow dtypes is a function, or not there, and so is every operation where bits are compared ([`Algebra`]). A reduction, or an operation that is not written out, is a *definition*: a
-//! function of indices, whose bound variables and arguments are named canonically, and which terms apply.
+//! arithmetic. Rounding to narrow dtypes is a function, or not there, and so is every operation where bits are compared ([`Algebra`]).
+//! A reduction, or an operation that is not written out, is a *definition*: a function of indices, whose bound variables and
+//! arguments are named canonically, and which terms apply.
 
 use crate::index::{Affine, Atom, Ix, Var};
 use crate::lemmas::Results;
