@@ -8,12 +8,15 @@ mod explain;
 pub mod gradient;
 mod index;
 mod lemmas;
+mod name;
+mod order;
 mod part;
 mod reading;
 mod rounding;
 pub mod step;
 mod substitute;
 mod term;
+mod truth;
 mod unstated;
 
 pub use compare::{Comparer, Difference, on_large_stack};
