@@ -1,20 +1,15 @@
 //! Definitions: reductions, and operations that are not written out, as functions of indices with canonical names of variables.
 
 use crate::index::{ANY, Affine, Atom, Ix, Kind, SIGNED, Var};
+use crate::name::NAME;
 use crate::part::Part;
-use crate::term::{Algebra, Coloring, Definition, Number, Term, TermId, Terms, mix};
+use crate::term::{Algebra, Definition, Number, Term, TermId, Terms};
 use frit_ir::Op;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeSet;
 
 /// A body that reads more constant places, such as each step of a recurrence, is a function of none of them.
 const CONSTANT_PLACES: usize = 4;
-
-/// A definition that reduces nothing.
-const NAME: &str = "name";
-
-/// A sum of more parts has a name where it is a factor or an operand.
-const LARGE: u32 = 48;
 
 /// Part of a variable that is split: a variable of its own, if it has more than one value, and that as an index.
 type Split = (Option<Var>, Ix);
@@ -145,7 +140,7 @@ impl Terms {
     }
 
     /// The body of a definition applied to these arguments, with fresh variables for those that it binds.
-    fn opened(&mut self, body: TermId, bound: &[u64], at: &[Ix]) -> (TermId, Vec<Var>) {
+    pub(crate) fn opened(&mut self, body: TermId, bound: &[u64], at: &[Ix]) -> (TermId, Vec<Var>) {
         let mut pairs: Vec<(Var, Ix)> = vec![];
         let used: Vec<Var> = self.vars_of(body).to_vec();
         for var in used.iter().filter(|v| v.kind == Kind::Argument) {
@@ -196,41 +191,6 @@ impl Terms {
             }
         }
         Some(found)
-    }
-
-    /// A number and a term whose product a sum is, as a factor or an operand: itself if it is small, else a definition, so that what is
-    /// made of it, as in each step of a recurrence, stays small. Bounds stay in sight, as they are known at some indices.
-    pub(crate) fn shortened(&mut self, id: TermId) -> (f64, TermId) {
-        let is_choice = |t: &Terms, part: TermId| match t.get(part) {
-            Term::Product(factors) => factors.iter().any(|(f, _)| t.is_truth(*f)),
-            _ => t.is_truth(part),
-        };
-        match self.get(id) {
-            Term::Sum(parts, _) if self.size_of(id).is_some_and(|size| size > LARGE) => {
-                if parts.iter().any(|(part, _)| is_choice(self, *part)) {
-                    return (1.0, id);
-                }
-            }
-            _ => return (1.0, id),
-        }
-        let named = match self.names.get(&id) {
-            Some(named) => *named,
-            None => {
-                let named = self.reduction(NAME, id, &[]);
-                self.names.insert(id, named);
-                named
-            }
-        };
-        self.content(named)
-    }
-
-    /// The sum that a definition stands for, if it is one of [`Terms::shortened`].
-    pub(crate) fn written_out(&mut self, id: TermId) -> TermId {
-        let Term::Defined(definition, at) = self.get(id).clone() else { return id };
-        match self.definitions[definition as usize] {
-            Definition::Reduce { by: NAME, body, .. } => self.opened(body, &[], &at).0,
-            _ => id,
-        }
     }
 
     /// A reduction of a term over variables that occur in it, applied to its other variables.
@@ -334,79 +294,6 @@ impl Terms {
             }
         }
         found
-    }
-
-    /// The variables of a term in an order that does not depend on their names.
-    ///
-    /// Those that can be exchanged in the body are ordered by the places that they stand for; of the first of these, which of the two is
-    /// the first is given. And whether there are such.
-    fn canonical_order(
-        &self,
-        body: TermId,
-        bound: &[Var],
-        places: &[(Ix, Var)],
-        first: usize,
-    ) -> (Vec<Var>, bool) {
-        let place = |var: Var| {
-            let place = places.iter().find(|(_, v)| *v == var);
-            place.map_or(0, |(ix, _)| self.shape_of_index(*ix))
-        };
-        let mut open: Vec<Var> = self.vars_of(body).to_vec();
-        let mut named: Vec<(Var, u64)> = vec![];
-        if self.algebra == Algebra::Bits {
-            open.retain(|v| !bound.contains(v));
-            named = bound.iter().copied().zip(200..).collect();
-        }
-        let mut tied = false;
-        let kind = |v: Var| if bound.contains(&v) { 101 } else { 102 };
-        while !open.is_empty() {
-            let colors = open.iter().map(|v| (*v, kind(*v))).chain(named.iter().copied());
-            let signs = self.signs(body, &Coloring::new(colors));
-            let mut ordered: Vec<(u64, u64, Var)> =
-                open.iter().map(|v| (signs[v], place(*v), *v)).collect();
-            ordered.sort_unstable();
-            // Those that nothing else has the sign of; of equal ones the first, which tells the others apart.
-            let unique = ordered
-                .iter()
-                .filter(|(s, ..)| ordered.iter().filter(|(o, ..)| o == s).count() == 1)
-                .map(|(.., v)| *v)
-                .collect::<Vec<_>>();
-            let next = if unique.is_empty() {
-                let next = ordered[if tied { 0 } else { first }].2;
-                tied = true;
-                vec![next]
-            } else {
-                unique
-            };
-            for var in next {
-                open.retain(|v| *v != var);
-                named.push((var, 200 + named.len() as u64));
-            }
-        }
-        (named.into_iter().map(|(v, _)| v).collect(), tied)
-    }
-
-    /// A hash of where each variable with a color occurs in a term.
-    fn signs(&self, body: TermId, colors: &Coloring) -> FxHashMap<Var, u64> {
-        let mut contexts = FxHashMap::from_iter([(Part::Term(body), 1)]);
-        let mut signs = FxHashMap::default();
-        let within = self.parts_within(Part::Term(body), |part| self.has_color(part, colors));
-        for part in within.into_iter().rev() {
-            let own = match part {
-                Part::Term(id) => self.color(id, colors),
-                Part::Index(ix) => self.color_index(ix, colors),
-                Part::Var(var) => {
-                    signs.insert(var, mix(contexts[&part], colors.of(var)));
-                    continue;
-                }
-            };
-            let own = mix(contexts[&part], own);
-            for (inner, place) in self.parts(part) {
-                let context = contexts.entry(inner).or_default();
-                *context = context.wrapping_add(mix(own, place));
-            }
-        }
-        signs
     }
 
     /// The results of an operation that is not written out, over the axes of each.

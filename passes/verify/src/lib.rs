@@ -8,13 +8,16 @@ mod explain;
 pub mod gradient;
 mod index;
 mod lemmas;
+mod name;
 mod operation;
+mod order;
 mod part;
 mod reading;
 mod rounding;
 pub mod step;
 mod substitute;
 mod term;
+mod truth;
 mod unstated;
 
 pub use compare::{Comparer, Difference, key_of, on_large_stack};

@@ -193,6 +193,11 @@ impl Terms {
         &self.affines[ix.0 as usize]
     }
 
+    #[cfg(test)]
+    pub(crate) fn number_of_terms(&self) -> usize {
+        self.terms.len()
+    }
+
     /// Variables that occur in a term, sorted.
     pub(crate) fn vars_of(&self, id: TermId) -> &Rc<[Var]> {
         &self.vars[id.0 as usize]
@@ -265,26 +270,6 @@ impl Terms {
         self.definition_ids.insert(definition.clone(), id);
         self.definitions.push(definition);
         id
-    }
-
-    /// A definition at these arguments, in one order of those that may be exchanged.
-    pub(crate) fn defined(&mut self, definition: u32, at: Vec<Ix>) -> TermId {
-        let by_shape = |at: &[Ix]| -> Vec<(u64, Ix)> {
-            at.iter().map(|ix| (self.shape_of_index(*ix), *ix)).collect()
-        };
-        let other = self.exchanged(definition, &at).filter(|o| by_shape(o) < by_shape(&at));
-        self.term(Term::Defined(definition, other.unwrap_or(at).into()))
-    }
-
-    /// The other order of arguments of a definition.
-    fn exchanged(&self, definition: u32, at: &[Ix]) -> Option<Vec<Ix>> {
-        let order = self.symmetries.get(&definition)?;
-        Some(order.iter().map(|k| at[*k]).collect())
-    }
-
-    /// The first of the places of a definition's arguments that may be exchanged with this one.
-    pub(crate) fn first_exchanged(&self, definition: u32, k: usize) -> usize {
-        self.symmetries.get(&definition).map_or(k, |order| k.min(order[k]))
     }
 
     pub(crate) fn leaf(&mut self, key: &str) -> u32 {
