@@ -34,6 +34,9 @@ pub struct StepMetrics {
     /// [`Device::memory_in_use`]: crate::device::Device::memory_in_use
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
+    /// Which instructions GEMMs use on a CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gemm: Option<frit_kernels::cpu::Paths>,
 }
 
 /// The loss over the validation examples.

@@ -6,6 +6,7 @@ use crate::compare;
 use crate::device::cuda::doctor::{self, doctor};
 use crate::eval::{self, evaluate};
 use crate::interrupt;
+use crate::plan_dir::limit_kernels_to;
 use crate::run::{RunReport, run};
 use clap::{CommandFactory, Parser};
 use std::ffi::OsString;
@@ -58,15 +59,18 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         }
     };
     match (command, training) {
-        (Some(Command::Eval(options)), _) => match evaluate(&options) {
-            Ok(report) => {
-                let text = report.map(|r| r.render(options.json)).unwrap_or_default();
-                // A reader may close the pipe early.
-                let _ = write!(std::io::stdout(), "{text}");
-                0
+        (Some(Command::Eval(options)), _) => {
+            limit_kernels_to(&options.plan);
+            match evaluate(&options) {
+                Ok(report) => {
+                    let text = report.map(|r| r.render(options.json)).unwrap_or_default();
+                    // A reader may close the pipe early.
+                    let _ = write!(std::io::stdout(), "{text}");
+                    0
+                }
+                Err(e) => fail(&e.to_string()),
             }
-            Err(e) => fail(&e.to_string()),
-        },
+        }
         (Some(Command::Compare(options)), _) => match compare::compare(&options) {
             Ok(report) => {
                 // As above.
@@ -91,6 +95,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 
 fn train(arguments: Arguments) -> u8 {
     let plan = arguments.plan.clone();
+    limit_kernels_to(&plan);
     let is_taken = arguments.writes_to_standard_output();
     match arguments.options().and_then(|options| run(&plan, &options)) {
         Ok(RunReport { stopped: Some(stopped), .. }) => {

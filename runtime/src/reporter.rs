@@ -12,7 +12,7 @@ use crate::metrics::{Scalars, StepMetrics, ValidationMetrics, Writer};
 use crate::progress::Progress;
 use crate::train::Outcome;
 use crate::validation::Measured;
-use frit_ir::plan::{IndexKind, MetricName, Plan};
+use frit_ir::plan::{DeviceType, IndexKind, MetricName, Plan};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -188,6 +188,7 @@ impl<'a> Reporter<'a> {
             tokens_or_examples_per_s: metrics[&MetricName::Tokens] / seconds,
             step_seconds: seconds,
             memory_bytes,
+            gemm: (self.plan.target.device == DeviceType::Cpu).then(frit_kernels::cpu::paths),
         };
         self.write(&line);
         self.judge.note(step, line.loss, line.skipped);

@@ -4,6 +4,7 @@ use crate::diagnostics::{Report, of_run};
 use frit_ir::{Code, Diagnostic};
 use frit_runtime::arguments::Arguments;
 use frit_runtime::interrupt;
+use frit_runtime::plan_dir::limit_kernels_to;
 use frit_runtime::run::run;
 use std::io::Write;
 
@@ -32,6 +33,7 @@ pub struct Args {
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let arguments = args.arguments.clone();
     let plan = arguments.plan.clone();
+    limit_kernels_to(&plan);
     let is_taken = arguments.writes_to_standard_output();
     let report = arguments.options().and_then(|options| run(&plan, &options)).map_err(of_run)?;
     if let Some(stopped) = &report.stopped {

@@ -8,6 +8,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`routine`] | the kernels by name, as recorded in a plan; one file each |
+//! | [`cpu`] | which instructions kernels use |
 //! | [`cuda`] | sources of the CUDA kernels |
 //! | [`pool`] | worker threads and their scratch memory |
 //! | [`memory`] | blocks of memory, in huge pages |
@@ -15,6 +16,7 @@
 //! | [`window`] | geometry of sliding windows |
 //! | [`peak`] | what the machine reaches |
 
+pub mod cpu;
 pub mod cuda;
 pub mod dtype;
 pub mod memory;

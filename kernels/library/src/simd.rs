@@ -3,6 +3,8 @@
 //! The body is compiled three times (AVX-512, AVX2 with FMA, baseline) with bit-identical results: the compiler never contracts
 //! `a * b + c` on its own, and `mul_add` is exact everywhere (slow without hardware support).
 
+use std::sync::OnceLock;
+
 #[cfg(target_arch = "aarch64")]
 pub(crate) use arm::{NEON, NEON_BF16, level};
 #[cfg(target_arch = "x86_64")]
@@ -41,9 +43,26 @@ macro_rules! vectorized {
 }
 pub(crate) use vectorized;
 
+/// The only features that kernels may use, if they are limited.
+static LIMIT: OnceLock<Vec<String>> = OnceLock::new();
+
+/// Limits kernels to these features, in LLVM's words. Has an effect before the first kernel of the process.
+pub(crate) fn limit(features: &str) {
+    let words = features.split(',').filter_map(|f| f.strip_prefix('+')).map(str::to_string);
+    // A second limit would come too late.
+    let _ = LIMIT.set(words.collect());
+}
+
+/// Whether kernels may use a feature, if the processor has it. Not asked on aarch64, where LLVM does not list all that a processor has.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn is_allowed(feature: &str) -> bool {
+    LIMIT.get().is_none_or(|features| features.iter().any(|f| f == feature))
+}
+
 /// Detection of the level, once.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
+    use super::is_allowed;
     use std::arch::is_x86_feature_detected as has;
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU8, Ordering};
@@ -78,7 +97,10 @@ mod x86 {
         #[cfg(not(test))]
         let most = AVX512;
         let avx512 = has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl");
-        let level = match (has!("avx2") && has!("fma") && has!("f16c"), avx512) {
+        let is_listed = |features: &[&str]| features.iter().all(|f| is_allowed(f));
+        let avx512 = avx512 && is_listed(&["avx512f", "avx512bw", "avx512dq", "avx512vl"]);
+        let avx2 = has!("avx2") && has!("fma") && has!("f16c");
+        let level = match (avx2 && is_listed(&["avx2", "fma", "f16c"]), avx512) {
             (true, true) => AVX512,
             (true, false) => AVX2,
             _ => BASELINE,
@@ -99,7 +121,7 @@ mod x86 {
     pub(crate) fn prefers_bf16_dots() -> bool {
         static FOUND: OnceLock<bool> = OnceLock::new();
         *FOUND.get_or_init(|| {
-            let has_dots = has_avx512() && has!("avx512bf16");
+            let has_dots = has_avx512() && has!("avx512bf16") && is_allowed("avx512bf16");
             #[cfg(test)]
             if let Some(path) = crate::tests::path() {
                 return has_dots && path == "avx512-bf16";

@@ -54,3 +54,24 @@ fn every_path_multiplies_and_convolves() {
         assert!(!said.contains(" 0 passed"), "{name}: {said}");
     }
 }
+
+/// What a program that is limited to the features of x86-64-v3 takes.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_limit_is_a_choice_among_what_the_processor_has() {
+    const LIMITED: &str = "FRIT_TEST_LIMITED";
+    const NAME: &str = "tests::a_limit_is_a_choice_among_what_the_processor_has";
+    if path().is_some() || !paths()[1].1 {
+        return;
+    }
+    if std::env::var_os(LIMITED).is_some() {
+        crate::cpu::limit("+avx2,+fma,+f16c");
+        assert_eq!(crate::cpu::paths(), crate::cpu::Paths { f32: "avx2", bf16: "avx2" });
+        return;
+    }
+    let tests = std::env::current_exe().expect("the test program");
+    let output = Command::new(&tests).args(["--exact", NAME]).env(LIMITED, "1").output();
+    let output = output.expect("the test program runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains(" 1 passed"), "{said}");
+}

@@ -87,16 +87,24 @@ impl Device {
         Device { matmul_efficiency: 0.8, ..Device::h200() }
     }
 
-    /// One core of a CPU, as measured by `gemm_bench`: AVX-512 with and without its bf16 instructions,
-    /// half of it for AVX2.
+    /// One core of a CPU, as measured by `gemm_bench` for f32 with AVX-512 and AVX2, and for pairs of bf16 on AMD's processors, which alone
+    /// have SSE4a. Intel's multiply these at half the rate of f32, so kernels widen them, unless there is AMX, whose
+    /// rate is taken as eight times that of f32, half of the ratio of the peaks; that has not been measured.
     pub fn cpu(features: &str) -> Device {
         let has = |feature: &str| features.split(',').any(|f| f == feature);
         let single_tflops = if has("+avx512f") { 0.23 } else { 0.115 };
+        let half_tflops = if has("+amx-bf16") && has("+amx-tile") {
+            8.0 * single_tflops
+        } else if has("+avx512bf16") && has("+sse4a") {
+            0.42
+        } else {
+            single_tflops
+        };
         Device {
             name: "CPU core".into(),
             memory_gib: 16.0,
             memory_gb_per_s: 25.0,
-            half_tflops: if has("+avx512bf16") { 0.42 } else { single_tflops },
+            half_tflops,
             single_tflops,
             vector_tflops: 0.1,
             multiprocessors: 0,

@@ -48,7 +48,9 @@ fn packed_operands_need_no_alignment() {
 
 #[test]
 fn low_precision_is_faster() {
-    for device in [Device::a100(), Device::h100(), Device::cpu("+avx512f,+avx512bf16")] {
+    let amd = Device::cpu("+sse4a,+avx512f,+avx512bf16");
+    let amx = Device::cpu("+avx512f,+avx512bf16,+amx-tile,+amx-bf16");
+    for device in [Device::a100(), Device::h100(), amd, amx] {
         let low = gemm(4096, 4096, 4096);
         let wide = GemmShape { dtype: DType::F32, out: DType::F32, ..low };
         assert!(
@@ -56,6 +58,17 @@ fn low_precision_is_faster() {
             "{}",
             device.name
         );
+    }
+}
+
+#[test]
+fn low_precision_is_no_faster_where_kernels_widen_it() {
+    let low = gemm(4096, 4096, 4096);
+    let wide = GemmShape { dtype: DType::F32, out: DType::F32, ..low };
+    for features in ["+avx512f,+avx512bf16", "+avx512f", "+avx2"] {
+        let cpu = Device::cpu(features);
+        let [low, wide] = [low, wide].map(|shape| cpu.matmul_seconds(&shape));
+        assert!(low > 0.9 * wide && low <= wide, "{features}: {low} {wide}");
     }
 }
 

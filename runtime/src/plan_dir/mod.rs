@@ -212,6 +212,16 @@ pub fn verify_files(dir: &Path, plan: &Plan) -> Result<(), RunError> {
     Values::load(dir, plan, is_part.then_some(training.as_path()))?.compare_all()
 }
 
+/// Limits the CPU's kernels to the features that the plan of a directory lists, so that it computes the same bits on every processor that
+/// has them. For programs that run one plan, before anything else; a plan that cannot be read is refused later.
+pub fn limit_kernels_to(dir: &Path) {
+    if let Ok((_, plan)) = parse(dir)
+        && plan.target.device == DeviceType::Cpu
+    {
+        frit_kernels::cpu::limit(&plan.target.features);
+    }
+}
+
 /// Refuses a plan for the CPU whose code this processor cannot run.
 ///
 /// # Errors

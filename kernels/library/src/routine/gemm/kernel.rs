@@ -92,7 +92,7 @@ fn pairs() -> Option<&'static Kernel> {
             _ => crate::simd::prefers_bf16_dots().then_some(&avx512::BF16),
         };
     }
-    if amx::is_available() {
+    if crate::simd::is_allowed("amx-bf16") && amx::is_available() {
         return Some(&amx::HARDWARE);
     }
     crate::simd::prefers_bf16_dots().then_some(&avx512::BF16)

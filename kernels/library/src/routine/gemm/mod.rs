@@ -332,7 +332,7 @@ impl Gemm {
 }
 
 /// The name of the micro-kernel that multiplies operands of a type on this processor, that of its instructions; `gemm` for the crate.
-pub fn name_of(elem: Elem) -> &'static str {
+pub(crate) fn name_of(elem: Elem) -> &'static str {
     kernel::of(elem).map_or("gemm", |kernel| kernel.name)
 }
 

@@ -6,6 +6,7 @@
 
 mod ahead;
 mod block;
+mod tiles;
 
 use super::kernel::Kernel;
 use super::{Buffers, Gemm};
