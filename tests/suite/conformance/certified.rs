@@ -12,8 +12,8 @@ use std::thread::{available_parallelism, scope};
 /// compiled so.
 const CONFIGURATIONS: [(bool, &[&str], usize); 3] = [
     (false, &["precision.compute=fp32"], 1477),
-    (true, &["precision.compute=fp32"], 0),
-    (true, &["precision.compute=bf16", "sharding.ranks=3", "run.accumulation=2"], 0),
+    (true, &["precision.compute=fp32"], 1180),
+    (true, &["precision.compute=bf16", "sharding.ranks=3", "run.accumulation=2"], 1180),
 ];
 
 /// Of each test the passes that are not proved, of those that can be compiled.
