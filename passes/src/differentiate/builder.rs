@@ -184,55 +184,7 @@ impl<'g> Builder<'g> {
         if from.shape == shape {
             return self.cast(gradient, to);
         }
-        let gradient = match of_rows(&from.shape, &shape) {
-            Some(rows) => {
-                // As sums are added, without rounding between.
-                let wide = if from.dtype == DType::F64 { DType::F64 } else { DType::F32 };
-                let dtype = (from.dtype != wide).then_some(wide);
-                self.emit(Op::SumTo(SumTo { shape: rows, dtype }), &[gradient])?
-            }
-            None => gradient,
-        };
-        let dtype = (self.graph.ty(gradient).dtype != to).then_some(to);
+        let dtype = (from.dtype != to).then_some(to);
         self.emit(Op::SumTo(SumTo { shape, dtype }), &[gradient])
-    }
-}
-
-/// The sums of the rows of a tensor, its last axes, where it is summed over these and over axes before those that stay: of images
-/// `[N, C, H, W]` to channels, those of each channel of each image. The operations before can be fused with sums of rows, and what is left
-/// to sum is small.
-fn of_rows(from: &Shape, to: &Shape) -> Option<Shape> {
-    let missing = from.rank() - to.rank();
-    let is_kept =
-        |axis: &usize| axis.checked_sub(missing).is_some_and(|i| to.0[i] == from.0[*axis]);
-    let is_summed = |axis: usize| from.0[axis] != 1 && !is_kept(&axis);
-    let last_kept = (0..from.rank()).rev().find(|axis| from.0[*axis] != 1 && is_kept(axis))?;
-    let is_split = (0..last_kept).any(is_summed) && (last_kept + 1..from.rank()).any(is_summed);
-    let rows = from.0.iter().enumerate().map(|(i, n)| if i > last_kept { 1 } else { *n });
-    is_split.then(|| Shape(rows.collect()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::of_rows;
-    use frit_ir::Shape;
-
-    #[test]
-    fn rows_are_summed_before_what_is_left_of_them() {
-        let cases: [(&[usize], &[usize], Option<&[usize]>); 9] = [
-            (&[2, 3, 4, 5], &[3, 1, 1], Some(&[2, 3, 1, 1])),
-            (&[2, 3, 4, 5], &[1, 3, 1, 1], Some(&[2, 3, 1, 1])),
-            (&[2, 3, 4, 5], &[3, 1, 5], None),
-            (&[2, 3, 4, 5], &[3, 4, 1], Some(&[2, 3, 4, 1])),
-            (&[2, 3, 4, 5], &[2, 3, 1, 1], None),
-            (&[2, 3, 4], &[4], None),
-            (&[2, 3, 4], &[], None),
-            (&[1, 3, 4], &[3, 1], None),
-            (&[2, 3, 1, 1], &[3, 1, 1], None),
-        ];
-        for (from, to, rows) in cases {
-            let found = of_rows(&Shape::from(from), &Shape::from(to));
-            assert_eq!(found, rows.map(Shape::from), "{from:?} to {to:?}");
-        }
     }
 }
