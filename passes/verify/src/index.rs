@@ -305,14 +305,15 @@ impl Terms {
         place
     }
 
-    /// The element at a place of a tensor of these sizes.
+    /// The element at a place of a tensor of these sizes; of a tensor without elements any.
     pub(crate) fn at_place(&mut self, sizes: &[usize], place: Ix) -> Vec<Ix> {
         let mut stride = 1;
         let mut at = Vec::with_capacity(sizes.len());
         for &n in sizes.iter().rev() {
+            let n = n.max(1) as i64;
             let quotient = self.div(place, stride);
-            at.push(self.modulo(quotient, n as i64));
-            stride *= n as i64;
+            at.push(self.modulo(quotient, n));
+            stride *= n;
         }
         at.reverse();
         at

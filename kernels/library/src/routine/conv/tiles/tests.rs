@@ -1,3 +1,5 @@
+//! Vectors of tiles against single tiles, and transforms of kernels against their definition.
+
 use super::*;
 
 fn numbers(n: usize) -> Vec<f32> {
