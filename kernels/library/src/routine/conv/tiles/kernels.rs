@@ -11,27 +11,26 @@ const TAPS: usize = 9;
 /// # Safety
 /// `to` must be writable for as many elements at each point.
 pub(in super::super) unsafe fn transform(taps: &[f32], to: *mut f32, pitch: usize) {
-    // SAFETY: the caller vouches for the kernels at all points.
-    let mut out: [&mut [f32]; POINTS] = std::array::from_fn(|point| unsafe {
-        std::slice::from_raw_parts_mut(to.add(point * pitch), taps.len() / TAPS)
-    });
-    let mut done = 0;
-    #[cfg(target_arch = "x86_64")]
-    if crate::simd::has_avx512() {
-        // SAFETY: the processor has the features.
-        done = unsafe { x86::transform(taps, &mut out) };
+    let n = taps.len() / TAPS;
+    // SAFETY: the caller vouches for the kernels at all points; the processor has the features.
+    unsafe {
+        let points: [*mut f32; POINTS] = std::array::from_fn(|point| to.add(point * pitch));
+        #[cfg(target_arch = "x86_64")]
+        let done = if crate::simd::has_avx512() { x86::transform(taps, points) } else { 0 };
+        #[cfg(not(target_arch = "x86_64"))]
+        let done = 0;
+        let rest = points.map(|at| std::slice::from_raw_parts_mut(at.add(done), n - done));
+        widen(&taps[TAPS * done..], rest);
     }
-    widen(&taps[TAPS * done..], out.map(|part| &mut part[done..]));
 }
 
 /// Writes `Gᵀ s G` of sums, to kernels one after the other.
 pub(in super::super) fn restore(from: &[&[f32]; POINTS], to: &mut [f32]) {
-    let mut done = 0;
     #[cfg(target_arch = "x86_64")]
-    if crate::simd::has_avx512() {
-        // SAFETY: the processor has the features.
-        done = unsafe { x86::restore(from, to) };
-    }
+    // SAFETY: the processor has the features.
+    let done = if crate::simd::has_avx512() { unsafe { x86::restore(from, to) } } else { 0 };
+    #[cfg(not(target_arch = "x86_64"))]
+    let done = 0;
     narrow(&from.map(|part| &part[done..]), &mut to[TAPS * done..]);
 }
 
@@ -147,9 +146,8 @@ mod x86 {
 
     /// Transforms whole vectors of kernels, and says how many kernels these are.
     #[target_feature(enable = "avx512f")]
-    pub(super) unsafe fn transform(taps: &[f32], out: &mut [&mut [f32]; POINTS]) -> usize {
+    pub(super) unsafe fn transform(taps: &[f32], to: [*mut f32; POINTS]) -> usize {
         let n = taps.len() / TAPS / LANES * LANES;
-        assert!(out.iter().all(|part| part.len() >= n));
         for i in (0..n).step_by(LANES) {
             // SAFETY: all have whole vectors here.
             unsafe {
@@ -160,7 +158,7 @@ mod x86 {
                 for j in 0..4 {
                     let column = widen(rows.map(|row| row[j]));
                     for (k, values) in column.into_iter().enumerate() {
-                        _mm512_storeu_ps(out[4 * k + j].as_mut_ptr().add(i), values);
+                        _mm512_storeu_ps(to[4 * k + j].add(i), values);
                     }
                 }
             }

@@ -11,6 +11,7 @@ fn numbers(n: usize) -> Vec<f32> {
     (0..n).map(next).collect()
 }
 
+#[cfg(target_arch = "x86_64")]
 fn bits(of: &[f32]) -> Vec<u32> {
     of.iter().map(|x| x.to_bits()).collect()
 }
