@@ -132,25 +132,12 @@ impl Pool {
         drop(release);
     }
 
-    /// The fewest parts into which each of so many equal chunks is cut for all threads to have the same work. Many chunks level out by
-    /// themselves.
-    pub(crate) fn parts(&self, chunks: usize) -> usize {
-        /// Chunks per thread that are many.
-        const MANY: usize = 8;
-        let threads = self.threads();
-        if chunks >= MANY * threads { 1 } else { threads / gcd(chunks.max(1), threads) }
-    }
-
     /// Claims parts of the memory that all threads of the next calls may use, as in
     /// [`Scratch::split`]. The parts are valid until this is called again.
     pub(crate) fn common<const N: usize>(&self, bytes: [usize; N]) -> [*mut u8; N] {
         // SAFETY: the pool is not `Sync`, and no reference into the cell outlives this call.
         unsafe { (*self.common.get()).split(bytes) }
     }
-}
-
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Clears the busy flag, also when a chunk panics.

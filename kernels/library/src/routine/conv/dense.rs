@@ -70,8 +70,8 @@ impl Blocks {
     }
 
     /// Whole images, which are read in place, or as large parts of them as make enough chunks.
-    fn of_images(conv: &Conv, groups: usize) -> Blocks {
-        let parts = CHUNKS.div_ceil(groups * conv.batch.max(1));
+    fn of_images(conv: &Conv) -> Blocks {
+        let parts = CHUNKS.div_ceil(conv.groups * conv.batch.max(1));
         let parts = parts.min(conv.window.output_len() / POSITIONS[0]).max(1);
         let rows = conv.window.rows().div_ceil(parts);
         Blocks { images: 1, rows, count: [conv.batch, conv.window.rows().div_ceil(rows)] }
@@ -140,7 +140,7 @@ impl Conv {
         let Conv { elem, out, groups, channels, filters, window, .. } = *self;
         let (depth, positions) = (channels * window.taps_len(), window.output_len());
         let blocks = match window.is_identity() && positions >= MIN_IN_PLACE {
-            true => Blocks::of_images(self, groups),
+            true => Blocks::of_images(self),
             false => {
                 let most = COLUMN_BYTES / (depth * elem.size()).max(1);
                 Blocks::new(self, most.clamp(POSITIONS[0], POSITIONS[1]))
@@ -163,7 +163,7 @@ impl Conv {
         // SAFETY: the part holds the packed kernels.
         unsafe { pack_kernels(pool, &whole, (kernel, groups), packed, packed_bytes) };
         let chunks = groups * blocks.len();
-        let row_parts = pool.parts(chunks).clamp(1, (filters / MIN_ROWS).max(1));
+        let row_parts = self.parts(pool, chunks).clamp(1, (filters / MIN_ROWS).max(1));
         let row_step = filters.div_ceil(row_parts).next_multiple_of(Gemm::rows(elem));
         let row_parts = filters.div_ceil(row_step);
         pool.run_workers(chunks * row_parts, &|chunk, worker| {

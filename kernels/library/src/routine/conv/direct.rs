@@ -321,7 +321,7 @@ impl Conv {
         let step = reads.block(channel_words).0;
         let blocks = reads.output[0].div_ceil(step);
         let chunks = batch * groups * blocks;
-        let parts = pool.parts(chunks).clamp(1, (filters / MIN_FILTERS).max(1));
+        let parts = self.parts(pool, chunks).clamp(1, (filters / MIN_FILTERS).max(1));
         let part = panels.div_ceil(parts);
         let parts = panels.div_ceil(part);
         let [image, result] = [reads.input, reads.result].map(|[height, width]| height * width);

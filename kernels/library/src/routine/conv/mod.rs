@@ -19,6 +19,7 @@ mod winograd;
 
 use crate::dtype::Elem;
 use crate::pool::Pool;
+use crate::routine::gemm::Gemm;
 use crate::window::Window;
 use serde::{Deserialize, Serialize};
 pub(crate) use unfold::plane;
@@ -43,6 +44,23 @@ pub struct Conv {
 }
 
 impl Conv {
+    /// The threads among which channels and filters are divided: those of the pool, unless sums of a part of them could be in another
+    /// order.
+    fn threads(&self, pool: &Pool) -> usize {
+        /// As for so many threads on every pool.
+        const ANY: usize = 8;
+        if Gemm::sums_by_depth(self.elem) { pool.threads() } else { ANY }
+    }
+
+    /// The fewest parts into which each of so many equal chunks is cut for all threads to have the same work. Many chunks level out by
+    /// themselves.
+    fn parts(&self, pool: &Pool, chunks: usize) -> usize {
+        /// Chunks per thread that are many.
+        const MANY: usize = 8;
+        let threads = self.threads(pool);
+        if chunks >= MANY * threads { 1 } else { threads / gcd(chunks.max(1), threads) }
+    }
+
     /// `y = x ∗ w`.
     ///
     /// # Safety
@@ -92,4 +110,8 @@ impl Conv {
             }
         }
     }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }

@@ -1,6 +1,8 @@
 //! Convolutions and gradients against sums over all taps in f64, on one thread and on three.
 
+use super::tiles::tests::numbers;
 use super::*;
+use crate::routine::gemm::name_of;
 
 /// Small values that sum exactly in f32 in any order, and are exact in bf16.
 fn values(n: usize, seed: usize) -> Vec<f32> {
@@ -64,9 +66,16 @@ fn check(conv: &Conv) {
                 }
             }
             let wanted = bytes(expected, out);
-            // SAFETY: inside both vectors; numbers, so that zeros of either sign are equal.
-            let of = |v: &[u64], i: usize| unsafe { out.load(v.as_ptr().cast(), i as isize) };
-            let differs = (0..expected.len()).position(|i| of(&found, i) != of(&wanted, i));
+            // The crate `gemm` has zeros of either sign.
+            let differs = match name_of(elem) {
+                "gemm" => {
+                    // SAFETY: inside both vectors.
+                    let of =
+                        |v: &[u64], i: usize| unsafe { out.load(v.as_ptr().cast(), i as isize) };
+                    (0..expected.len()).position(|i| of(&found, i) != of(&wanted, i))
+                }
+                _ => found.iter().zip(&wanted).position(|(a, b)| a != b),
+            };
             assert_eq!(differs, None, "{which} on {threads} threads: {conv:?}");
         }
     }
@@ -236,19 +245,11 @@ fn tiles_of_all_borders_and_sizes_are_exact() {
 /// The convolution over 40 channels of numbers in [-1, 1) by both methods: root mean squares of their errors.
 #[test]
 fn transformed_tiles_round_little_more_than_sums() {
-    let random = |n: usize, seed: u32| {
-        let mut state = seed;
-        let next = |_| {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-        };
-        (0..n).map(next).collect::<Vec<f32>>()
-    };
     let (elem, out, window) = (Elem::F32, Elem::F32, window([1, 20, 20], [1, 3, 3], 1, 1, 1));
     let conv = Conv { elem, out, batch: 3, groups: 1, channels: 40, filters: 24, window };
-    let (x, w) = (random(3 * 40 * 400, 1), random(24 * 40 * 9, 2));
+    let (x, w) = (numbers(3 * 40 * 400, 1), numbers(24 * 40 * 9, 2));
     let (y_len, w_len) = (3 * 24 * 400, w.len());
-    let dy = random(y_len, 3);
+    let dy = numbers(y_len, 3);
     let (mut y, mut dw) = (vec![0_f64; y_len], vec![0_f64; w_len]);
     products(&conv, |i, j, k| {
         y[k] += f64::from(x[i]) * f64::from(w[j]);
@@ -273,4 +274,46 @@ fn transformed_tiles_round_little_more_than_sums() {
     let (forward_sums, weight_sums) = (error(&sums, &y), error(&sums_dw, &dw));
     assert!(forward < 2.0 * forward_sums && forward > 0.0, "{forward:e} {forward_sums:e}");
     assert!(weight < 3.0 * weight_sums && weight > 0.0, "{weight:e} {weight_sums:e}");
+}
+
+/// Of numbers that are rounded, the same bits on any number of threads, among which channels and filters are divided.
+#[test]
+fn results_do_not_depend_on_the_threads() {
+    let windows = [
+        window([1, 14, 14], [1, 3, 3], 1, 1, 1),
+        window([1, 7, 9], [1, 3, 3], 2, 1, 1),
+        window([1, 12, 12], [1, 1, 1], 1, 1, 0),
+        window([1, 9, 9], [1, 1, 1], 2, 1, 0),
+    ];
+    for window in windows {
+        for (batch, groups, channels, filters) in
+            [(1, 1, 49, 401), (3, 1, 97, 33), (2, 3, 17, 18), (5, 1, 200, 385)]
+        {
+            for elem in [Elem::F32, Elem::BF16] {
+                let conv = Conv { elem, out: elem, batch, groups, channels, filters, window };
+                let x_len = batch * groups * channels * window.input_len();
+                let w_len = groups * filters * channels * window.taps_len();
+                let y_len = batch * groups * filters * window.output_len();
+                let [x, w, dy] = [(x_len, 1), (w_len, 2), (y_len, 3)]
+                    .map(|(n, seed)| bytes(&numbers(n, seed), elem));
+                let at = |v: &Vec<u64>| v.as_ptr().cast::<u8>();
+                let on = |threads: usize| {
+                    let pool = Pool::new(threads);
+                    let mut found = [y_len, x_len, w_len].map(|n| bytes(&vec![7.0; n], elem));
+                    let [y, dx, dw] = found.each_mut().map(|v| v.as_mut_ptr().cast::<u8>());
+                    // SAFETY: the tensors have these shapes.
+                    unsafe {
+                        conv.forward(&pool, at(&x), at(&w), y);
+                        conv.grad_input(&pool, at(&dy), at(&w), dx);
+                        conv.grad_weight(&pool, at(&dy), at(&x), dw);
+                    }
+                    found
+                };
+                let one = on(1);
+                for threads in [2, 3, 8] {
+                    assert!(on(threads) == one, "{threads} threads: {conv:?}");
+                }
+            }
+        }
+    }
 }

@@ -166,7 +166,7 @@ impl Conv {
         let chunks = groups * all_rows.div_ceil(step);
         // Each part transforms the tiles again. Threads share nothing that they write, as exchanging it may be slower than computing
         // it twice.
-        let parts = pool.parts(chunks);
+        let parts = self.parts(pool, chunks);
         let part = filters.div_ceil(parts).max(MIN_FILTERS).next_multiple_of(Gemm::ROWS);
         let parts = filters.div_ceil(part);
         let at = Shareable::new((x, *kernels, y));
@@ -213,7 +213,7 @@ impl Conv {
         let most = WEIGHT_BYTES / (POINTS * 4 * (channels + filters));
         let step = most.max(MIN_WEIGHT_TILES).div_ceil(tiles.cols).min(all_rows.max(1));
         let n = step * tiles.cols;
-        let parts = split(pool.threads().div_ceil(groups.max(1)), [filters, channels]);
+        let parts = split(self.threads(pool).div_ceil(groups.max(1)), [filters, channels]);
         let part =
             [0, 1].map(|i| [filters, channels][i].div_ceil(parts[i]).next_multiple_of(LEAST));
         let parts = [filters.div_ceil(part[0]), channels.div_ceil(part[1])];

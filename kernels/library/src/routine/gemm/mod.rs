@@ -293,6 +293,12 @@ impl Gemm {
     /// A multiple of [`Gemm::rows`] of f32 for every micro-kernel.
     pub(crate) const ROWS: usize = 12;
 
+    /// Whether the order of sums depends on the depth alone, so that GEMMs of some rows or columns have the bits of the whole. The crate
+    /// `gemm` has another order for vectors.
+    pub(crate) fn sums_by_depth(elem: Elem) -> bool {
+        kernel::of(elem).is_some()
+    }
+
     /// Rows of a panel of a packed left operand of a type.
     pub(crate) fn rows(elem: Elem) -> usize {
         kernel::of(elem).map_or(Gemm::ROWS, |kernel| kernel.rows)

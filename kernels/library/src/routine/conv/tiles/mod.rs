@@ -5,7 +5,7 @@
 
 pub(super) mod kernels;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 

@@ -2,8 +2,9 @@
 
 use super::*;
 
-fn numbers(n: usize) -> Vec<f32> {
-    let mut state = 1_u32;
+/// Numbers in [-1, 1).
+pub(in crate::routine::conv) fn numbers(n: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed;
     let next = |_| {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (state >> 8) as f32 / (1 << 23) as f32 - 1.0
@@ -30,9 +31,9 @@ fn vectors_map_tiles_as_single_ones() {
             // Planes of 2 channels in 3 images; what is read of the image may be larger or smaller than the positions.
             let size = [height + 2 - low[0], width + 2 - low[1]];
             let image = 2 * size[0] * size[1];
-            let mut x = numbers(3 * image);
+            let mut x = numbers(3 * image, 1);
             let images = Planes { at: x.as_mut_ptr(), image, size, low };
-            let mut y = numbers(3 * 2 * height * width);
+            let mut y = numbers(3 * 2 * height * width, 1);
             let of_positions = Planes {
                 at: y.as_mut_ptr(),
                 image: 2 * height * width,
@@ -61,7 +62,7 @@ fn vectors_map_tiles_as_single_ones() {
                         found(&|to| of_gradients(&of_positions, tiles, rows.clone(), to)),
                         found(&|to| portable::of_gradients(&of_positions, tiles, rows.clone(), to)),
                     );
-                    let mut m = numbers(POINTS * pitch);
+                    let mut m = numbers(POINTS * pitch, 1);
                     let from = Points { at: m.as_mut_ptr(), pitch };
                     let mut both = [y.clone(), y.clone()];
                     let [vectors, single] =
@@ -80,7 +81,7 @@ fn vectors_map_tiles_as_single_ones() {
 fn kernels_are_transformed_and_restored() {
     const G: [[f32; 3]; 4] = [[1.0, 0.0, 0.0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0.0, 0.0, 1.0]];
     let n = 37;
-    let taps = numbers(9 * n);
+    let taps = numbers(9 * n, 1);
     let mut found = vec![0_f32; POINTS * n];
     // SAFETY: the points have room.
     unsafe { kernels::transform(&taps, found.as_mut_ptr(), n) };
