@@ -106,7 +106,7 @@ impl Backend {
                 false => frit_codegen::supported(body, kind).is_ok(),
             },
             Backend::Cuda { .. } => |body, kind| match kind {
-                // There are none for one of these.
+                // Only the CPU has a kernel for these.
                 FusionKind::BatchNorm => false,
                 _ if kind.is_library() => has_launches(body),
                 _ => generates_on_cuda(body, kind),

@@ -1,5 +1,5 @@
-//! Batch normalization and its gradient, with the ReLU and the sum around them. The unit of work is some channels, whose elements of an image lie side by side; sums are f64, of
-//! [`LANES`] partial sums.
+//! Batch normalization and its gradient, with the ReLU and the sum around them. The unit of work is some channels, whose elements of an
+//! image lie side by side; sums are f64, of [`LANES`] partial sums.
 
 mod element;
 
@@ -154,6 +154,7 @@ impl BatchNorm {
             // What passes the ReLU is kept where it is a result, else in the place of `dx`.
             let passed = gate.map(|gate| gate.passed.cast::<T>()).filter(|at| !at.is_null());
             let passed = passed.unwrap_or(dx);
+            let of_norm = if gate.is_some() { passed.cast_const() } else { dy };
             // SAFETY: channels are disjoint and inside the tensors.
             unsafe {
                 let factors = factors.cast::<[f32; 5]>();
@@ -169,16 +170,14 @@ impl BatchNorm {
                     let rstd = (1.0 / (f64::from(*var.add(c)) + self.eps).sqrt()) as f32;
                     let (mut sums, mut products) = ([0.0; LANES], [0.0; LANES]);
                     for i in 0..self.batch {
-                        let mut of_norm = row(dy, i, c);
                         if let Some(gate) = gate {
                             let added = gate.added.cast::<T>();
                             let added = (!added.is_null()).then(|| row(added, i, c));
-                            let passed = row_of(passed, i, c);
-                            T::pass((of_norm, added), row(gate.y.cast(), i, c), passed);
-                            of_norm = passed;
+                            let y = row(gate.y.cast(), i, c);
+                            T::pass((row(dy, i, c), added), y, row_of(passed, i, c));
                         }
-                        let x = row(x, i, c);
-                        T::add_products(of_norm, x, [mean, rstd], &mut sums, &mut products);
+                        let (dy, x) = (row(of_norm, i, c), row(x, i, c));
+                        T::add_products(dy, x, [mean, rstd], &mut sums, &mut products);
                     }
                     let [sum, product] = [sums, products].map(|lanes| lanes.iter().sum::<f64>());
                     let factor = *scale.add(c) * rstd;
@@ -188,18 +187,11 @@ impl BatchNorm {
                 }
                 for i in 0..self.batch {
                     for (c, factors) in range.clone().zip(&*factors) {
-                        let x = row(x, i, c);
-                        match gate {
-                            Some(_) if passed == dx => {
-                                T::differentiate_in_place(row_of(dx, i, c), x, *factors);
-                            }
-                            Some(_) => {
-                                let dy = row(passed.cast_const(), i, c);
-                                T::differentiate(dy, x, *factors, row_of(dx, i, c));
-                            }
-                            None => {
-                                T::differentiate(row(dy, i, c), x, *factors, row_of(dx, i, c));
-                            }
+                        let (x, to) = (row(x, i, c), row_of(dx, i, c));
+                        if of_norm == dx.cast_const() {
+                            T::differentiate_in_place(to, x, *factors);
+                        } else {
+                            T::differentiate(row(of_norm, i, c), x, *factors, to);
                         }
                     }
                 }
