@@ -5,8 +5,9 @@
 
 Seven models with random weights, in fp32 and bf16 (autocast), AdamW, gradients clipped to a norm of 1. Each contestant is a process
 of its own with the same batch; in every round each takes one step in turn while the others sleep. PyTorch runs eager and under
-torch.compile (module and loss together), with fused AdamW, and images in channels_last; its faster mode counts. Before each model
-the machine's ceilings are measured by `frit calibrate`.
+torch.compile (module and loss together), with fused AdamW, and images in channels_last; its faster mode counts. Frit recomputes cheap
+activations of gpt2, llama and vit (memory.recompute = "selective"), as torch.compile does. Before each model the machine's ceilings are
+measured by `frit calibrate`.
 
 Columns: median wall and processor seconds of a step; ratios are PyTorch's over Frit's, so above 1 Frit is ahead. Peak resident memory,
 Frit's over PyTorch's. `limit`: the seconds that the model's arithmetic takes at the machine's peak, over those that it took;

@@ -11,6 +11,10 @@ import sys
 import time
 
 
+# Models compiled with memory.recompute = "selective": most of their memory is activations that are cheap to compute again.
+SELECTIVE = ["gpt2", "llama", "vit"]
+
+
 def say(**fields):
     print(json.dumps(fields), flush=True)
 
@@ -40,8 +44,9 @@ def prepare(name, precision, folder):
 
     model = cpu_models.make(name)
     optimizer = {"kind": "adamw", "lr": 1e-4, "weight_decay": 0.01, "clip_grad_norm": 1.0}
+    memory = {"recompute": "selective" if name in SELECTIVE else "none"}
     start = time.perf_counter()
-    frit.compile(model.module, model.inputs, loss=model.loss, precision=precision, optimizer=optimizer, output=f"{folder}/plan")
+    frit.compile(model.module, model.inputs, loss=model.loss, precision=precision, optimizer=optimizer, memory=memory, output=f"{folder}/plan")
     numpy.savez(f"{folder}/batch.npz", *[x.numpy() for x in (*model.inputs.values(), model.labels)])
     say(parameters=sum(p.numel() for p in model.module.parameters()), seconds=time.perf_counter() - start)
 

@@ -72,6 +72,31 @@ fn recomputation_saves_memory_and_gathers_each_unit_no_more_often() {
     }
 }
 
+/// A sum of which the terms would have to be kept, such as the gradient of a matrix over the chunks of a loss, is no cheaper to keep.
+#[test]
+fn selective_recomputation_never_needs_more_memory() {
+    for model in ["mlp", "gpt2", "llama", "bert", "t5", "vit"] {
+        for compute in ["fp32", "bf16"] {
+            for chunks in ["1", "2"] {
+                if chunks == "2" && !["gpt2", "llama"].contains(&model) {
+                    continue;
+                }
+                let compute = format!("precision.compute={compute}");
+                let chunks = format!("memory.loss_chunks={chunks}");
+                let workspace = |recompute: &str| {
+                    let recompute = format!("memory.recompute={recompute}");
+                    planned(model, &[&compute, &chunks, &recompute]).compiled.plan.workspace_bytes
+                };
+                let (none, selective) = (workspace("none"), workspace("selective"));
+                assert!(
+                    selective <= none,
+                    "{model} {compute} {chunks}: {selective} bytes for {none}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn a_budget_is_kept_or_the_smallest_that_would_do_is_named() {
     use clap::Parser;

@@ -1,7 +1,7 @@
 //! Durations of kernels: the longer of their arithmetic and their memory traffic.
 
 use super::Device;
-use frit_ir::ops::MatMul;
+use frit_ir::ops::{Conv, ConvGradInput, ConvGradWeight, MatMul, Window};
 use frit_ir::{DType, Graph, Node, Op, TensorType};
 
 /// A batch of matmuls `[m, k] × [k, n]`.
@@ -45,6 +45,14 @@ const ATTENTION_BACKWARD: f64 = 0.75;
 
 /// Fraction of the rate of a GEMM that convolutions reach: they move windows through tensor cores.
 const CONVOLUTION: f64 = 0.75;
+
+/// The part of the arithmetic of a convolution that remains of it, with the transforms, on a processor that computes it in tiles
+/// (F(2 × 2, 3 × 3) of Winograd has 16 multiplications for 36), as measured on the CPU.
+const IN_TILES: f64 = 0.6;
+
+/// Least channels and filters of such a convolution, and its taps along both axes.
+const TILE_CHANNELS: usize = 16;
+const TILE_TAPS: [usize; 2] = [3; 2];
 
 impl GemmShape {
     /// The matmuls of a `matmul` node with operands of these types.
@@ -166,8 +174,19 @@ impl Device {
                 let dtype = rounded(graph, node.inputs[0]).filter(|_| !wide).unwrap_or(dtype(0));
                 self.gemm_seconds(&GemmShape { dtype, ..GemmShape::of(op, a, b) })
             }
-            Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => {
-                flops / rate(0, self.matmul_efficiency * CONVOLUTION)
+            Op::Conv(Conv { window, groups, .. })
+            | Op::ConvGradInput(ConvGradInput { window, groups, .. })
+            | Op::ConvGradWeight(ConvGradWeight { window, groups, .. }) => {
+                // The kernel, or its gradient.
+                let w = match &node.op {
+                    Op::ConvGradWeight(_) => graph.ty(node.outputs[0]),
+                    _ => graph.ty(node.inputs[1]),
+                };
+                let is_in_tiles = !self.has_matrix_units()
+                    && dtype(0) == DType::F32
+                    && is_in_tiles(window, *groups, w.shape.dims());
+                let part = if is_in_tiles { IN_TILES } else { 1.0 };
+                part * flops / rate(0, self.matmul_efficiency * CONVOLUTION)
             }
             Op::Attention(_) => flops / rate(0, self.attention_efficiency),
             Op::AttentionGrad(_) => flops / rate(1, self.attention_efficiency * ATTENTION_BACKWARD),
@@ -179,6 +198,15 @@ impl Device {
     pub fn copy_seconds(&self, bytes: u64) -> f64 {
         1e-6 * self.launch_us + bytes as f64 / self.bytes_per_second()
     }
+}
+
+/// Whether processors compute a convolution of f32 numbers by kernels of these sizes in tiles.
+fn is_in_tiles(window: &Window, groups: usize, kernel: &[usize]) -> bool {
+    let plain = Window { low: window.low.clone(), high: window.high.clone(), ..Window::plain(2) };
+    kernel.len() == 4
+        && kernel[2..] == TILE_TAPS
+        && *window == plain
+        && (kernel[0] / groups.max(1)).min(kernel[1]) >= TILE_CHANNELS
 }
 
 /// The 8-bit float to which a matmul's operand is quantized, if its kernel does that itself.

@@ -1,7 +1,8 @@
 //! Tests of the cost model: what must be faster than what, and published collectives.
 
 use super::*;
-use frit_ir::DType;
+use frit_ir::ops::{Conv, Input, Window};
+use frit_ir::{DType, Graph, Op, Origin, Region, Shape, TensorType};
 
 fn gemm(m: usize, n: usize, k: usize) -> GemmShape {
     let dtype = DType::BF16;
@@ -94,6 +95,31 @@ fn a_large_gemm_that_rounds_its_operands_is_faster_and_pays_for_the_rounding() {
     let seconds = |n, rounds| device.kernel_seconds(&body(n, rounds), bytes(n));
     assert!(seconds(8192, true) < 0.7 * seconds(8192, false));
     assert!(seconds(256, true) > seconds(256, false), "launches are not free");
+}
+
+#[test]
+fn a_processor_computes_convolutions_of_three_by_three_taps_in_tiles() {
+    let seconds = |device: &Device, dtype: DType, stride: usize, taps: usize| {
+        let mut graph = Graph::new("conv");
+        let mut input = |name: &str, shape: [usize; 4]| {
+            let ty = TensorType::new(dtype, Shape::from(shape));
+            let op = Op::Input(Input { name: name.into(), ty });
+            graph.add1(op, &[], Origin::none(), Region::Forward).expect("an input")
+        };
+        let operands = [input("x", [8, 64, 56, 56]), input("w", [64, 64, taps, taps])];
+        let window = Window { strides: vec![stride; 2], ..Window::plain(2) };
+        let op = Op::Conv(Conv { window, groups: 1, out: None });
+        let y = graph.add1(op, &operands, Origin::none(), Region::Forward).expect("they fit");
+        let node = graph.def(y);
+        device.arithmetic_seconds(&graph, node, false) / kernel::node_flops(&graph, node) as f64
+    };
+    let cpu = Device::cpu("+avx512f,+avx512bf16");
+    let in_tiles = seconds(&cpu, DType::F32, 1, 3);
+    assert!(in_tiles < 0.7 * seconds(&cpu, DType::F32, 2, 3));
+    assert!(in_tiles < 0.7 * seconds(&cpu, DType::F32, 1, 5));
+    assert_eq!(seconds(&cpu, DType::BF16, 1, 3), seconds(&cpu, DType::BF16, 2, 3));
+    let gpu = Device::h100();
+    assert_eq!(seconds(&gpu, DType::F32, 1, 3), seconds(&gpu, DType::F32, 2, 3));
 }
 
 #[test]

@@ -6,15 +6,20 @@
 //!
 //! The forward pass is split into stages by its repeated blocks: a node belongs to the last block whose parameters it depends on. Values
 //! passed between stages are always kept. `unit` recomputes everything else in a stage, except in the last one, whose backward follows
-//! immediately. `selective` keeps results of matmul, convolution and attention, and recomputes cheap values; in low precision it starts
-//! from kept, hence rounded, results, while forward's kernels may have used unrounded ones.
+//! immediately. `selective` never computes a matmul, a convolution or attention again; of the sets of values from which cheap operations
+//! compute all that backward reads it keeps the one of the fewest bytes, a minimum cut ([`min_cut`]), and of equal ones that from which
+//! the least is recomputed. In low precision it starts from kept, hence rounded, results, while forward's kernels may have used unrounded
+//! ones.
 //!
 //! Runs before `shard`, so that the recomputation and the gradients of a stage read parameters through one gather.
+
+mod min_cut;
 
 use crate::cost::kernel::is_matrix;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use crate::shard::{Wrap, units};
 use frit_ir::{Diagnostic, Graph, GraphError, Node, Op, Origin, Region, ValueId};
+use min_cut::{Network, UNLIMITED};
 use std::collections::HashMap;
 
 /// Contract of the pass.
@@ -32,14 +37,14 @@ pub const INFO: PassInfo = PassInfo {
 pub struct Recompute {
     /// Stages, from the first, of which everything is recomputed.
     pub stages: usize,
-    /// Whether cheap values of the other stages are.
+    /// Whether cheap values of the other stages are, where that saves memory.
     pub selective: bool,
 }
 
 impl Recompute {
     /// Nothing is recomputed.
     pub const NONE: Recompute = Recompute { stages: 0, selective: false };
-    /// Cheap values are.
+    /// Cheap values are, where that saves memory.
     pub const SELECTIVE: Recompute = Recompute { stages: 0, selective: true };
     /// Everything inside stages is.
     pub const UNIT: Recompute = Recompute { stages: usize::MAX, selective: false };
@@ -126,26 +131,99 @@ impl Kept {
         for output in &graph.outputs {
             handed_on[output.value.0 as usize] = true;
         }
-        let recomputed = |v: usize, node: &Node| {
+        let how = |v: usize, node: &Node| {
             // Results of collectives are not recomputed.
             let kept = node.op.is_leaf() || matches!(node.op, Op::AllReduce(_));
             if node.region != Region::Forward || kept || of_params[v] || handed_on[v] {
-                return false;
+                return How::Kept;
+            }
+            if (1..last).contains(&stage[v]) && stage[v] <= what.stages {
+                return How::Recomputed;
             }
             // Outside of blocks only chains are followed, which end at the next value with two readers.
-            let cheap = what.selective
-                && is_cheap(&node.op)
-                && (readers[v] < 2 || stage[v] > 0 && last > 0);
-            cheap || (1..last).contains(&stage[v]) && stage[v] <= what.stages
+            let follows = readers[v] < 2 || stage[v] > 0 && last > 0;
+            if what.selective && is_cheap(&node.op) && follows { How::Either } else { How::Kept }
         };
-        let mut kept = vec![true; graph.n_values()];
+        let mut hows = vec![How::Kept; graph.n_values()];
         for (_, node) in graph.nodes() {
             for output in &node.outputs {
-                kept[output.0 as usize] = !recomputed(output.0 as usize, node);
+                hows[output.0 as usize] = how(output.0 as usize, node);
             }
         }
+        let kept = fewest_bytes(graph, &hows, &of_params);
         Ok(Kept { kept, stage, n_stages: last })
     }
+}
+
+/// What may become of a value that backward reads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    Kept,
+    Recomputed,
+    Either,
+}
+
+/// Which values to keep, by value: the fewest bytes from which the others are computed. Parameters and what is made of them alone need
+/// not be kept.
+///
+/// A network has two vertices for each value that can be needed, before and behind it, between which as much flows as it has bytes.
+/// It leads from what is not computed again to what backward reads, and its minimum cut goes through the values to keep.
+fn fewest_bytes(graph: &Graph, hows: &[How], of_params: &[bool]) -> Vec<bool> {
+    let mut kept: Vec<bool> = hows.iter().map(|how| *how != How::Recomputed).collect();
+    if !hows.contains(&How::Either) {
+        return kept;
+    }
+    let is_free = |v: ValueId| {
+        let node = graph.def(v);
+        node.region != Region::Forward || node.op.is_leaf() || of_params[v.0 as usize]
+    };
+    let backward = graph.nodes().filter(|(_, n)| n.region == Region::Backward);
+    let read: Vec<ValueId> = backward.flat_map(|(_, n)| n.inputs.iter().copied()).collect();
+    // The values that may be needed, in the order in which they are found.
+    let mut number: HashMap<ValueId, usize> = HashMap::new();
+    let mut values: Vec<ValueId> = Vec::new();
+    let mut find = |v: ValueId, values: &mut Vec<ValueId>| {
+        if !is_free(v) && !number.contains_key(&v) {
+            number.insert(v, values.len());
+            values.push(v);
+        }
+    };
+    read.iter().for_each(|v| find(*v, &mut values));
+    let mut next = 0;
+    while let Some(&v) = values.get(next) {
+        if hows[v.0 as usize] != How::Kept {
+            graph.def(v).inputs.iter().for_each(|input| find(*input, &mut values));
+        }
+        next += 1;
+    }
+    let (before, behind) = (|i: usize| 2 * i, |i: usize| 2 * i + 1);
+    let (source, sink) = (2 * values.len(), 2 * values.len() + 1);
+    let mut network = Network::new(2 * values.len() + 2);
+    for (i, &v) in values.iter().enumerate() {
+        let how = hows[v.0 as usize];
+        let bytes = if how == How::Recomputed { UNLIMITED } else { graph.ty(v).bytes() as u64 };
+        network.add(before(i), behind(i), bytes);
+        if how == How::Kept {
+            network.add(source, before(i), UNLIMITED);
+            continue;
+        }
+        for input in &graph.def(v).inputs {
+            if let Some(&of) = number.get(input) {
+                network.add(behind(of), before(i), UNLIMITED);
+            }
+        }
+    }
+    for i in read.iter().filter_map(|v| number.get(v)) {
+        network.add(behind(*i), sink, UNLIMITED);
+    }
+    let is_needed = network.cut(source, sink);
+    for (i, v) in values.iter().enumerate() {
+        // What is needed before a value is made of what is kept elsewhere.
+        if is_needed[before(i)] {
+            kept[v.0 as usize] = false;
+        }
+    }
+    kept
 }
 
 /// Whether recomputing the node moves a few times its result and needs no matmul.
@@ -182,7 +260,8 @@ fn again(
             node.inputs.iter().map(|input| *clones.get(input).unwrap_or(input)).collect();
         let region = Region::Recompute(kept.stage[v.0 as usize] as u32);
         let outputs = graph.add(node.op, &inputs, node.origin.by(INFO.name), region)?;
-        clones.extend(node.outputs.iter().copied().zip(outputs));
+        let made = node.outputs.iter().copied().zip(outputs);
+        clones.extend(made.filter(|(of, _)| !kept.kept[of.0 as usize]));
     }
     Ok(clones.get(&value).copied().unwrap_or(value))
 }
