@@ -5,6 +5,9 @@
 //! machine code, what the last graph is lowered to; that lowering is covered by the proof of the plan (`frit_passes::verify_plan`).
 
 mod compared;
+mod summary;
+
+pub use summary::{Group, KERNELS};
 
 use crate::compilation::{Passed, Request, imported, lowered};
 use crate::config::Config;

@@ -4,8 +4,12 @@
 //! input. An input is tracked through operations that pass its elements on unchanged or shifted by a constant; for a slice, the range
 //! applies to that part. Other computed indices have no range here: the kernels that read them check them.
 //!
+//! Of labels it is also known of which inputs of tokens the logits of a place see none behind it (`causal.rs`).
+//!
 //! A range is what the operation accepts. As in ONNX's Gather, negative indices of gathers and embeddings count from the end; a
 //! cross-entropy takes classes from 0 and its `ignore_index`.
+
+mod causal;
 
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property};
 use frit_ir::ops::BinaryFn;
@@ -46,7 +50,10 @@ fn of(graph: &Graph) -> BTreeMap<String, Vec<IndexRange>> {
     for (_, node) in graph.nodes() {
         for used in uses(graph, node) {
             for flow in &flows[used.indices.0 as usize] {
-                if let Some(range) = flow.range(&used) {
+                if let Some(mut range) = flow.range(&used) {
+                    if used.kind == IndexKind::Class {
+                        range.causal = causal::inputs(graph, node, &flow.input);
+                    }
                     found.entry(flow.input.clone()).or_default().push(range);
                 }
             }
@@ -58,7 +65,13 @@ fn of(graph: &Graph) -> BTreeMap<String, Vec<IndexRange>> {
     for ranges in found.values_mut() {
         ranges.sort();
         let asked = |r: &IndexRange| (r.lo, r.hi, r.ignore, r.within.clone());
-        ranges.dedup_by(|a, b| asked(a) == asked(b));
+        ranges.dedup_by(|again, first| {
+            let same = asked(again) == asked(first);
+            if same {
+                first.causal.retain(|input| again.causal.contains(input));
+            }
+            same
+        });
     }
     found
 }
@@ -106,6 +119,7 @@ impl Flow {
             within: if is_whole { vec![] } else { flow.within[1..].iter().map(ends).collect() },
             kind: used.kind,
             of: used.of.clone(),
+            causal: vec![],
         })
     }
 

@@ -64,7 +64,7 @@
     found.overflow = root.scrollWidth - root.clientWidth;
     found.background = getComputedStyle(document.body).backgroundColor;
     found.regions = {};
-    for (const selector of [".cards", "#timeline-section canvas", "#runs-section .plot", "#memory-section .plot", ".tree"]) {
+    for (const selector of [".cards", "#timeline-section canvas", "#runs-section .plot", "#memory-section .plot", ".tree", "#certificate-section table"]) {
       const e = document.querySelector(selector);
       const r = e && e.getBoundingClientRect();
       if (r) found.regions[selector] = [r.left + scrollX, r.top + scrollY, r.width, r.height].map(Math.round);

@@ -492,9 +492,24 @@ fn number(plan: &Plan) -> BufferId {
     plan.states.iter().find(is_number).expect("several micro-steps").buffer
 }
 
+/// The kernel rounds its first result to bf16.
+fn round(plan: &mut Plan, kernel: KernelId) {
+    let kernel = &mut plan.kernels[kernel];
+    let (output, text) = (kernel.body.outputs[0].value, kernel.body.to_string());
+    let shape = &kernel.body.ty(output).shape;
+    let (nodes, returned) = text.split_once("  return %").expect("results");
+    let (name, rest) = returned.split_once(' ').expect("a name");
+    let text = format!(
+        "{nodes}  %narrow: bf16{shape} = cast %{name} {{to = \"bf16\"}}\n  %wide: f32{shape} = cast %narrow {{to = \"f32\"}}\n  \
+         return %wide {rest}"
+    );
+    let body = frit_ir::text::parse(&text).unwrap_or_else(|e| panic!("{e:?}\n{text}"));
+    *kernel = Kernel::new(kernel.name.clone(), body, kernel.entry.clone());
+}
+
 #[test]
 fn what_depends_on_the_number_of_ranks() {
-    let cases: [(&str, Break); 8] = [
+    let cases: [(&str, Break); 11] = [
         // What waits at one level is exchanged with what waits at the next, when it is read or always.
         ("P310", |p| {
             let Action::Kernel { reads, .. } = &mut tree(p, false).action else { return };
@@ -536,6 +551,22 @@ fn what_depends_on_the_number_of_ranks() {
             let recv = send.clone();
             let reduce = ReduceKind::Sum;
             p.tasks[first].action = Action::AllReduce { group: None, reduce, send, recv };
+        }),
+        // Loss, count and norm are rounded before ranks exchange them, or by the exchange.
+        ("P320", |p| {
+            let Action::Kernel { kernel, .. } = kernel(p, "grad_stats").action else { return };
+            round(p, kernel);
+        }),
+        ("P320", |p| {
+            let exchange = |a: &Action| matches!(a, Action::AllReduce { group: None, .. });
+            if let Action::AllReduce { send, recv, .. } = &mut task(p, exchange).action {
+                (send.ty.dtype, recv.ty.dtype) = (DType::BF16, DType::BF16);
+            }
+        }),
+        // What waits is rounded.
+        ("P320", |p| {
+            let Action::Kernel { kernel, .. } = tree(p, true).action else { return };
+            round(p, kernel);
         }),
         // Gradients are averaged, so that their factor depends on the ranks.
         ("P203", |p| {

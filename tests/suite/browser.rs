@@ -171,9 +171,10 @@ fn the_page_works_in_a_browser_of_any_width_in_light_and_dark() {
             );
         }
         let regions = found["regions"].as_object().expect("regions");
-        assert_eq!(regions.len(), 5, "{case}: {regions:?}");
+        assert_eq!(regions.len(), 6, "{case}: {regions:?}");
         let tops: Vec<f64> = regions.values().map(|r| numbers(r)[1]).collect();
         assert!(tops[0] < tops[2] && tops[2] < tops[1] && tops[1] < tops[3] && tops[3] < tops[4]);
+        assert!(tops[4] < tops[5], "{case}: {tops:?}");
     }
     let picture = format!("--screenshot={}", dir.join("390.png").display());
     let narrow = framed(&dir.join("report.html"), 390, 9000);

@@ -181,7 +181,9 @@ fn the_report_is_one_page_that_needs_nothing_else() {
     let predicted = frit::predict::step(plan).unwrap_or_else(|e| panic!("{e}"));
     let cluster = frit::predict::cluster(plan).expect("it is built in");
     let roofline = frit_passes::simulate::roofline::roofline(plan, &cluster);
-    let page = frit::report::page(plan, &predicted, &roofline, &frit::report::Measured::default());
+    let certified = frit::report::Certified::left_out(&planned.path());
+    let measured = frit::report::Measured::default();
+    let page = frit::report::page(plan, &predicted, &roofline, &certified, &measured);
     for part in ["<svg", "Timeline", "Memory", "Precision", "Advice", "Units", "Kernels", "× 2"] {
         assert!(page.contains(part), "no `{part}`");
     }

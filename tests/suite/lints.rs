@@ -178,10 +178,31 @@ fn a_tiny_model_gains_nothing() {
 }";
         plan.kernels[KernelId(0)].body = text::parse(body).expect("parses");
     };
-    assert_eq!(lint::plan(&plan, &h100).len(), 1);
+    assert_eq!(lint::plan(&plan, &h100, false).len(), 1);
     large(&mut plan);
-    let found = lint::plan(&plan, &h100);
+    let found = lint::plan(&plan, &h100, false);
     assert!(found.is_empty(), "{found:?}");
+}
+
+/// Labels that are the tokens of their own place are warned of if the logits of a place see no token behind it: of causal models, and of no
+/// others.
+#[test]
+fn models_whose_logits_see_no_token_behind_them_are_known() {
+    let behind = |model: &str, batch: usize| {
+        let plan = plan(model, batch, &["loss.kind=cross_entropy"]).compiled.plan;
+        let labels = plan.inputs.iter().flat_map(|input| &input.ranges);
+        labels.flat_map(|range| range.causal.clone()).collect::<Vec<_>>()
+    };
+    for model in ["gpt2", "llama", "opt", "gpt2/model_sdpa.onnx"] {
+        let file =
+            if model.ends_with("onnx") { model.into() } else { format!("{model}/model.onnx") };
+        assert_eq!(behind(&format!("tests/models/{file}"), 2), ["input_ids"], "{model}");
+    }
+    assert_eq!(behind("tests/museum/models/lm.json", 2), ["input_ids"]);
+    for model in ["bert", "t5"] {
+        let found = behind(&format!("tests/models/{model}/model.onnx"), 2);
+        assert!(!found.contains(&"input_ids".to_string()), "{model}: {found:?}");
+    }
 }
 
 /// Plans of language models do not cast there and back; one that does is found.
@@ -198,10 +219,11 @@ fn casts_there_and_back() {
         ("unet", "mse"),
     ];
     for (model, loss) in models {
-        for compute in ["precision.compute=bf16", "precision.compute=fp16"] {
+        for compute in ["bf16", "fp16", "bf16-pure"] {
+            let compute = format!("precision.compute={compute}");
             let path = format!("tests/models/{model}/model.onnx");
             let loss = format!("loss.kind={loss}");
-            let mut settings = vec![compute, &loss];
+            let mut settings = vec![compute.as_str(), &loss];
             settings.extend((model == "resnet").then_some("model.batch_norm=train"));
             let plan = plan(&path, 4, &settings).compiled.plan;
             let found: Vec<_> = plan.lints.iter().filter(|d| d.code == "L24").collect();
@@ -225,10 +247,14 @@ fn casts_there_and_back() {
   %3: bf16[2, 2] = cast %2 {to = \"bf16\"}
   return %3 as \"0\"
 }";
-    let mut finds = |body: &str| {
+    let mut finds_if = |pure: bool, body: &str| {
         broken.kernels[kernel].body = text::parse(body).expect("parses");
-        lint::plan(&broken, &Cluster::of(&broken.target).device).iter().any(|d| d.code == "L24")
+        let found = lint::plan(&broken, &Cluster::of(&broken.target).device, pure);
+        found.iter().any(|d| d.code == "L24")
     };
+    // Widening and going back loses nothing, so it is for nothing in any precision.
+    assert!(finds_if(true, body));
+    let mut finds = |body: &str| finds_if(false, body);
     assert!(finds(body));
     // Rounded and widened again for nothing, but not where something reads the rounded value.
     let (f32_in, other) = (body.replace("bf16[4] = input", "f32[4] = input"), "%2 as \"1\"");
@@ -242,6 +268,8 @@ fn casts_there_and_back() {
         );
     assert!(finds(&rounded));
     assert!(!finds(&rounded.replace("\n}", &format!("\n  return {other}\n}}"))));
+    // Where every value is stated to be rounded, rounding is not for nothing.
+    assert!(!finds_if(true, &rounded));
 }
 
 /// L01, L05, L06, L07 are broken by hand in `broken_plans`; here is what they leave over.

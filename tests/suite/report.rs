@@ -1,9 +1,13 @@
 //! The page of `frit report`: what it draws of plans and runs, and what it refuses.
 
 use crate::pairs::{Row, rows};
-use crate::support::{Planned, file, plan, plan_to_evaluate};
+use crate::simulate::frit;
+use crate::support::{Planned, file, plan, plan_to_evaluate, plan_to_evaluate_at};
 use clap::Parser;
-use frit::commands::{Cli, execute};
+use frit::certificate::Checked;
+use frit::commands::{Cli, execute, verify};
+use frit::plan_dir;
+use frit_ir::plan::{Plan, layout, seal};
 use frit_runtime::checkpoint::CheckpointOptions;
 use frit_runtime::run::{RunOptions, run};
 use frit_runtime::validation::ValidationOptions;
@@ -128,6 +132,7 @@ fn every_plan_and_its_runs_have_a_page() {
         }
         assert_eq!(page.contains("resumed at step 1"), words[7] == "resumed", "{case}");
         assert!(!page.contains("of another plan"), "{case}");
+        assert!(page.contains("certified</span> every rank computes the step"), "{case}");
     }
 }
 
@@ -256,9 +261,98 @@ fn the_page_of_a_large_plan_is_small() {
     }
     let trace = planned.dir.path().join("trace.json");
     std::fs::write(&trace, json!({"traceEvents": events}).to_string()).expect("written");
-    let page = page(&planned, &["--trace".as_ref(), &trace]).expect("a page");
+    let page = page(&planned, &["--trace".as_ref(), &trace, "--quick".as_ref()]).expect("a page");
     check(&page, "8 ranks");
     let spans = events.len();
     assert!(page.len() < 160_000 + 20 * spans, "{} bytes for {spans} spans", page.len());
     eprintln!("{} bytes for {} tasks and {spans} measured spans", page.len(), plan.tasks.len());
+}
+
+/// The section of a page about the certificate, without its markup.
+fn certificate(page: &str) -> String {
+    let section = page.split("<section id=certificate-section>").nth(1).expect("the section");
+    let section = section.split("</section>").next().expect("an end");
+    let words = section.split('<').map(|tag| tag.split_once('>').map_or(tag, |(_, text)| text));
+    words.map(str::trim).filter(|text| !text.is_empty()).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_page_has_the_certificate_of_the_plan() {
+    let fixed = ["precision.compute=bf16", "padding.tensor_cores=always"];
+    let adapter = ["adapter.kind=lora", "adapter.rank=2", "adapter.targets=[\"fc1\"]"];
+    for (model, more) in [("gpt2", &["sharding.ranks=2"][..]), ("mlp", &adapter)] {
+        let settings = [&fixed, more].concat();
+        let planned = plan_to_evaluate(&format!("tests/models/{model}/model.onnx"), 4, &settings);
+        let dir = planned.path();
+        let found = verify::certified(&dir, None, false).unwrap_or_else(|e| panic!("{e}"));
+        let page = page(&planned, &[]).expect("a page");
+        check(&page, model);
+        let said = certificate(&page);
+        let mut outputs = 0;
+        for (verdict, group) in found.groups() {
+            let row = [verdict.words(), &group.count().to_string(), &group.kinds()].join("\n");
+            assert!(said.contains(&row), "{model}: no `{row}`: {said}");
+            outputs += group.count();
+        }
+        assert_eq!(outputs, found.outputs.len());
+        let row = |p: &Checked| format!("{}\n{}", p.pass, p.verdict.words());
+        for passes in [&found.passes, &found.evaluation] {
+            let rows: Vec<String> = passes.iter().map(row).collect();
+            assert!(said.contains(&rows.join("\n")), "{model}: {said}");
+        }
+        let assumed = found.assumptions();
+        assert!(said.contains(&assumed.join("\n")), "{model}: {said}");
+        let meant = if model == "mlp" { "adapter, evaluate" } else { "evaluate" };
+        assert_eq!(assumed[0], format!("what these passes do is what the model means: {meant}"));
+        assert!(said.contains(&found.rounded().expect("in bf16")), "{model}: {said}");
+    }
+}
+
+/// A page is written all the same.
+#[test]
+fn a_page_without_a_certificate_says_why() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = folder.path().join("model.onnx");
+    std::fs::copy(file("tests/models/mlp/model.onnx"), &model).expect("copied");
+    let planned = plan_to_evaluate_at(&model, 4, &["sharding.ranks=2"]);
+    let dir = planned.path();
+    let output = planned.dir.path().join("report.html");
+    let said = |dir: &Path, more: &[&str]| {
+        let [dir, to] = [dir, &output].map(|path| path.to_str().expect("UTF-8"));
+        frit(&[&["report", dir, "-o", to], more].concat()).unwrap_or_else(|e| panic!("{e}"));
+        let page = std::fs::read_to_string(&output).expect("the page");
+        check(&page, "without a certificate");
+        let said = certificate(&page);
+        assert!(said.contains(&format!("frit verify {dir}")), "{said}");
+        assert!(!said.contains("every rank computes"), "{said}");
+        said
+    };
+    let is_said = |said: String, parts: &[&str]| {
+        parts.iter().for_each(|part| assert!(said.contains(part), "no `{part}`: {said}"));
+    };
+    is_said(said(&dir, &["--quick"]), &["left out"]);
+    is_said(
+        said(&dir.join(layout::EVALUATION), &[]),
+        &["no certificate", "has no trace of the passes", "certifies both", "E118"],
+    );
+    let other = file("tests/models/gpt2/model.onnx");
+    let other = ["--model", other.to_str().expect("UTF-8")];
+    is_said(said(&dir, &other), &["no certificate"]);
+
+    let plan = plan_dir::read(&dir).unwrap_or_else(|e| panic!("{e}"));
+    let write = |change: &dyn Fn(&mut Plan)| {
+        let mut plan = plan.clone();
+        change(&mut plan);
+        std::fs::write(dir.join(layout::PLAN), seal(&plan.to_json())).expect("written");
+    };
+    write(&|plan| plan.name = "<another>".into());
+    is_said(said(&dir, &[]), &["is not what its model compiles to", "plan.json differ: name"]);
+    write(&|plan| plan.loss_capacity *= 2);
+    is_said(said(&dir, &[]), &["no certificate", "P303"]);
+    write(&|plan| plan.pass_trace = None);
+    is_said(said(&dir, &[]), &["has no trace of the passes", "compile the model again"]);
+    write(&|_| ());
+    std::fs::remove_file(&model).expect("removed");
+    std::fs::remove_file(dir.join(layout::WEIGHTS)).expect("removed");
+    is_said(said(&dir, &[]), &["No such file", "--model FILE"]);
 }

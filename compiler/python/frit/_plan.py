@@ -231,18 +231,19 @@ class Plan:
         """The differences to another plan, B minus A: numbers, configuration, casts, collectives, launches, lints."""
         return json.loads(self._plan.diff(other._plan))
 
-    def report(self, path="report.html", *, metrics=(), trace=None):
+    def report(self, path="report.html", *, metrics=(), trace=None, quick=False):
         """Writes the report as one HTML page.
 
         ``metrics`` draws runs: a file that a trainer or ``frit run`` wrote as ``metrics``, or several, also of runs of other
         plans. ``trace`` draws a measured step: a file of ``frit run --trace``. Files that are used only in part are warned of
-        as ``FritWarning``.
+        as ``FritWarning``. The page has the certificate of ``verify``, or says why there is none; with ``quick`` it is left out.
 
         Raises ``FritError`` if a file cannot be read or written.
         """
         files = [metrics] if isinstance(metrics, (str, os.PathLike)) else metrics
         files = [os.fspath(file) for file in files]
-        for found in self._plan.report(os.fspath(path), files, None if trace is None else os.fspath(trace)):
+        trace = None if trace is None else os.fspath(trace)
+        for found in self._plan.report(os.fspath(path), files, trace, quick):
             warn(f"[{found['code']}] {found['message']}", stacklevel=2)
 
     def save(self, directory):

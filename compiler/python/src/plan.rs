@@ -4,6 +4,7 @@ use crate::error;
 use frit::commands::inspect::{self, View};
 use frit::commands::{diff, report, verify};
 use frit::diagnostics::Report;
+use frit::report::Certified;
 use frit::{clusters, plan_dir, predict};
 use frit_passes::simulate::simulate;
 use pyo3::prelude::*;
@@ -72,17 +73,22 @@ impl Plan {
         refused(py, found)
     }
 
-    /// Writes the report, with runs and a measured step; returns the warnings.
+    /// Writes the report, with runs and a measured step, and unless it is to be quick the certificate; returns the warnings.
     fn report<'py>(
         &self,
         py: Python<'py>,
         path: PathBuf,
         metrics: Vec<PathBuf>,
         trace: Option<PathBuf>,
+        quick: bool,
     ) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let found = py.detach(|| {
             let found = report::measured(&self.path, &self.plan, &metrics, trace.as_deref())?;
-            report::write(&self.plan, &found, &path)?;
+            let certified = match quick {
+                true => Certified::left_out(&self.path),
+                false => report::certified(&self.path),
+            };
+            report::write(&self.plan, &certified, &found, &path)?;
             Ok(found)
         });
         refused(py, found)?.warnings().iter().map(|d| error::of_diagnostic(py, d)).collect()

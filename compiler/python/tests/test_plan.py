@@ -34,6 +34,9 @@ def test_the_report_is_that_of_the_command_line(plan, tmp_path):
     command("report", plan.path, "-o", tmp_path / "theirs.html")
     page = (tmp_path / "theirs.html").read_text()
     assert (tmp_path / "own.html").read_text() == page
+    assert "every rank computes the step of the model" in page
+    plan.report(tmp_path / "quick.html", quick=True)
+    assert "every rank computes" not in (tmp_path / "quick.html").read_text()
     screen = plan._plan.screen()
     sections = [part.partition("</section>")[0] for part in screen.split("<section")[1:]]
     assert [part for part in sections if part not in page] == [] and len(sections) == 2

@@ -1,10 +1,12 @@
 //! `frit report`: writes a plan, and runs of it, as one self-contained HTML page.
 
+use super::verify;
+use crate::certificate::Certificate;
 use crate::diagnostics::Report;
 use crate::plan_dir;
 use crate::predict;
 use crate::render;
-use crate::report::{self, Measured, runs, trace};
+use crate::report::{self, Certified, Measured, runs, trace};
 use frit_ir::plan::{Plan, layout, sha256_hex};
 use frit_ir::{Code, Diagnostic};
 use frit_passes::simulate::roofline::roofline;
@@ -18,10 +20,20 @@ use std::path::{Path, PathBuf};
 #[command(after_help = "Examples:
   frit report plan -o report.html
   frit report plan --metrics metrics.jsonl --trace trace.json
-  frit report plan --metrics runs/*/metrics.jsonl")]
+  frit report plan --metrics runs/*/metrics.jsonl
+  frit report plan --quick")]
 pub struct Args {
     /// The plan directory.
     pub plan: PathBuf,
+    /// Without the certificate of `frit verify`, for which the model is imported again.
+    #[arg(long)]
+    pub quick: bool,
+    /// Path of the model that the plan was compiled from, if it was moved.
+    #[arg(long, value_name = "FILE", conflicts_with = "quick")]
+    pub model: Option<PathBuf>,
+    /// Read external data of the model also outside of the model's folder.
+    #[arg(long, conflicts_with = "quick")]
+    pub allow_external_data: bool,
     /// Draw runs: files of `frit run --metrics`, also of runs of other plans, for comparison.
     #[arg(long, value_name = "FILE.jsonl", num_args = 1..)]
     pub metrics: Vec<PathBuf>,
@@ -37,7 +49,16 @@ pub struct Args {
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let plan = plan_dir::read(&args.plan)?;
     let found = measured(&args.plan, &plan, &args.metrics, args.trace.as_deref())?;
-    write(&plan, &found, &args.output)?;
+    let certified = match args.quick {
+        true => Certified::left_out(&args.plan),
+        false => {
+            let model = args.model.as_deref();
+            let certify =
+                || verify::certified_with_progress(&args.plan, model, args.allow_external_data);
+            Certified { plan: args.plan.clone(), found: Some(proved_and(&args.plan, certify)) }
+        }
+    };
+    write(&plan, &certified, &found, &args.output)?;
     render::print(&found.warnings());
     Ok(format!("{}\n", args.output.display()))
 }
@@ -60,13 +81,34 @@ pub fn measured(
     })
 }
 
+/// The certificate of the plan in `dir`, for its page; of a plan that is not sound, why.
+pub fn certified(dir: &Path) -> Certified {
+    let found = proved_and(dir, || verify::certified(dir, None, false));
+    Certified { plan: dir.into(), found: Some(found) }
+}
+
+/// A certificate says that the tasks are those of the model, so they are proved, too.
+fn proved_and(
+    dir: &Path,
+    certify: impl FnOnce() -> Result<Certificate, Report>,
+) -> Result<Certificate, Report> {
+    verify::proved(dir)?;
+    certify()
+}
+
 /// Writes the page of a plan.
 ///
 /// # Errors
 /// If the file cannot be written, or the plan's configuration names a cluster that cannot be read any more.
-pub fn write(plan: &Plan, measured: &Measured, output: &Path) -> Result<(), Report> {
+pub fn write(
+    plan: &Plan,
+    certified: &Certified,
+    measured: &Measured,
+    output: &Path,
+) -> Result<(), Report> {
     let cluster = predict::cluster(plan)?;
-    let page = report::page(plan, &simulate(plan, &cluster), &roofline(plan, &cluster), measured);
+    let (predicted, roofline) = (simulate(plan, &cluster), roofline(plan, &cluster));
+    let page = report::page(plan, &predicted, &roofline, certified, measured);
     files::deliver(output, |out| out.write_all(page.as_bytes())).map_err(|e| {
         let message = format!("cannot write {}: {e}", output.display());
         Diagnostic::error(Code::FileUnwritable, message).into()

@@ -1,6 +1,6 @@
 //! `frit verify`: verifies a plan, that the files beside it are the compiled ones, and that it is what its model compiles to.
 
-use crate::certificate::{COMPILE_AGAIN, Certificate, Checked, Kept, Plans, Verdict, certify};
+use crate::certificate::{COMPILE_AGAIN, Certificate, Checked, KERNELS, Plans, Verdict, certify};
 use crate::diagnostics::Report;
 use crate::plan_dir;
 use crate::repeat::Repeat;
@@ -12,7 +12,7 @@ use frit_runtime::plan_dir::{read_pass_trace, verify_files};
 use frit_runtime::progress::Heartbeat;
 use indicatif::ProgressBar;
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -56,7 +56,9 @@ pub struct Sound {
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let line = |s: &Sound| format!("{}: sound ({} tasks)\n", s.plan.display(), s.tasks);
     let plans = verify(&args.plan)?;
-    let certificate = if args.quick { None } else { Some(certificate(args)?) };
+    let model = args.model.as_deref();
+    let certify = || certified_with_progress(&args.plan, model, args.allow_external_data);
+    let certificate = if args.quick { None } else { Some(certify()?) };
     if args.json {
         let found = serde_json::json!({ "plans": plans, "certificate": certificate });
         return Ok(format!("{found:#}\n"));
@@ -68,12 +70,16 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     Ok(text)
 }
 
-/// The certificate of the plans of a directory, with progress on a terminal.
-fn certificate(args: &Args) -> Result<Certificate, Report> {
+/// [`certified`], with progress on a terminal.
+pub(super) fn certified_with_progress(
+    dir: &Path,
+    model: Option<&Path>,
+    allow_external_data: bool,
+) -> Result<Certificate, Report> {
     let progress = ProgressBar::new_spinner().with_message("proving every pass");
     progress.enable_steady_tick(Duration::from_millis(100));
     let _heartbeat = Heartbeat::start("proving every pass");
-    let found = certified(&args.plan, args.model.as_deref(), args.allow_external_data);
+    let found = certified(dir, model, allow_external_data);
     progress.finish_and_clear();
     found
 }
@@ -120,7 +126,7 @@ pub fn certified(
 fn page(plan: &Path, certificate: &Certificate) -> String {
     let mut text = by_verdict("", &certificate.passes);
     text += &by_verdict("evaluation: ", &certificate.evaluation);
-    text += &outputs(&certificate.outputs);
+    text += &outputs(certificate);
     let open = certificate.open();
     let names: Vec<&str> = open.iter().map(|p| p.pass.as_str()).collect();
     for Checked { pass, differences, .. } in &open {
@@ -150,55 +156,20 @@ fn by_verdict(title: &str, passes: &[Checked]) -> String {
     names.into_iter().map(line).collect()
 }
 
-/// Said wherever bits are: it is a statement about graphs.
-const ASSUMED: &str =
-    "  assumed: a kernel computes an operation alike wherever it stands, in fused regions too\n";
-
-/// Outputs of the same verdict: how many of each kind, and the passes that do not keep their bits.
-#[derive(Default)]
-struct Group<'a> {
-    kinds: BTreeMap<&'static str, usize>,
-    passes: BTreeSet<&'a str>,
-}
-
 /// How many outputs are what, and by which passes; and how many are rounded, and by what. `--json` has it of each.
-fn outputs(outputs: &[Kept]) -> String {
-    let mut groups: BTreeMap<Verdict, Group> = BTreeMap::new();
-    for output in outputs {
-        let group = groups.entry(output.verdict.max(Verdict::Bits)).or_default();
-        *group.kinds.entry(kind(&output.output)).or_default() += 1;
-        group.passes.extend(output.passes.iter().map(String::as_str));
-    }
-    let list = |words: BTreeSet<&str>| words.into_iter().collect::<Vec<_>>().join(", ");
+fn outputs(certificate: &Certificate) -> String {
     let mut text = String::new();
-    for (verdict, Group { kinds, passes }) in groups {
-        let count: usize = kinds.values().sum();
-        let kinds: Vec<String> =
-            kinds.into_iter().map(|(kind, n)| format!("{kind}: {n}")).collect();
-        let by = if passes.is_empty() { String::new() } else { format!(": {}", list(passes)) };
-        let (all, words, kinds) = (outputs.len(), verdict.words(), kinds.join(", "));
+    let all = certificate.outputs.len();
+    for (verdict, group) in certificate.groups() {
+        let by =
+            if group.passes.is_empty() { String::new() } else { format!(": {}", group.passes()) };
+        let (count, words, kinds) = (group.count(), verdict.words(), group.kinds());
         text += &format!("  {count} of {all} outputs ({kinds}) {words}{by}\n");
         if verdict == Verdict::Bits {
-            text += ASSUMED;
+            text += &format!("  assumed: {KERNELS}\n");
         }
     }
-    let rounded = outputs.iter().filter(|output| !output.operations.is_empty());
-    let operations: BTreeSet<&str> =
-        rounded.clone().flat_map(|output| output.operations.iter().map(String::as_str)).collect();
-    if !operations.is_empty() {
-        text += &format!("  {} outputs rounded, by {}\n", rounded.count(), list(operations));
-    }
-    text
-}
-
-/// What an output is, from its name.
-fn kind(output: &str) -> &'static str {
-    match output.split(' ').next() {
-        Some("carry") => "parameters and states",
-        Some("gradient") => "gradients",
-        Some("metric") => "metrics",
-        _ => "results",
-    }
+    text + &certificate.rounded().map_or(String::new(), |rounded| format!("  {rounded}\n"))
 }
 
 /// That a file of a plan is not what it was.
@@ -211,19 +182,27 @@ fn changed(error: RunError) -> Diagnostic {
 /// # Errors
 /// The invariants that do not hold, or the file that was changed.
 pub fn verify(dir: &Path) -> Result<Vec<Sound>, Report> {
+    let sound = |(dir, plan): (PathBuf, Plan)| {
+        verify_files(&dir, &plan).map_err(changed)?;
+        Ok(Sound { plan: dir, tasks: plan.tasks.len() })
+    };
+    proved(dir)?.into_iter().map(sound).collect()
+}
+
+/// The plan of a plan directory and its evaluation, the tasks of both proved; the files beside them are not read.
+///
+/// # Errors
+/// The invariants that do not hold.
+pub fn proved(dir: &Path) -> Result<Vec<(PathBuf, Plan)>, Report> {
     let refuse = |diagnostics| Report { diagnostics };
-    let files = |dir: &Path, plan: &Plan| verify_files(dir, plan).map_err(changed);
-    let sound = |dir: &Path, plan: &Plan| Sound { plan: dir.into(), tasks: plan.tasks.len() };
     let plan = plan_dir::read(dir)?;
     verify_plan(&plan).map_err(refuse)?;
-    files(dir, &plan)?;
-    let mut all = vec![sound(dir, &plan)];
+    let mut all = vec![(dir.to_path_buf(), plan)];
     let dir = dir.join(layout::EVALUATION);
     if dir.exists() {
         let evaluation = plan_dir::read(&dir)?;
-        verify_evaluation(&evaluation, &plan).map_err(refuse)?;
-        files(&dir, &evaluation)?;
-        all.push(sound(&dir, &evaluation));
+        verify_evaluation(&evaluation, &all[0].1).map_err(refuse)?;
+        all.push((dir, evaluation));
     }
     Ok(all)
 }

@@ -22,7 +22,8 @@ impl Compilation<'_> {
         plan.reports = std::mem::take(&mut self.reports);
         let mut found = std::mem::take(&mut self.context.warnings);
         found.extend(target::interpreted(plan));
-        found.extend(lint::plan(plan, &self.setup.cluster.device));
+        let pure = config.precision.pure;
+        found.extend(lint::plan(plan, &self.setup.cluster.device, pure));
         lints::allow(&mut found, &config.lints.allow)?;
         plan.lints = found;
         Ok(())

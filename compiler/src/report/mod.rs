@@ -1,10 +1,11 @@
-//! Renders a plan, and runs of it, as one self-contained HTML page: summary, runs, timeline, memory, modules, precision, units, kernels,
-//! lints.
+//! Renders a plan, and runs of it, as one self-contained HTML page: summary, runs, timeline, memory, modules, precision, certificate,
+//! lints, kernels, units.
 //!
 //! The page has no external resources. Its text, tables and drawings need no script; the script zooms the timeline and reads values off
 //! drawings. Times are predictions of the cost model unless they are said to be measured.
 
 mod axis;
+mod certificate;
 mod charts;
 mod measured;
 mod memory;
@@ -15,6 +16,7 @@ mod tables;
 mod timeline;
 pub mod trace;
 
+pub use certificate::Certified;
 use frit_ir::plan::{Plan, TaskId, TiSlice, TiVec};
 use frit_ir::{Code, Diagnostic};
 use frit_passes::simulate::Simulation;
@@ -55,8 +57,14 @@ fn section(id: &'static str, title: &'static str, sub: &str, body: String) -> Se
     Section { id, title, sub: sub.into(), body }
 }
 
-/// The page of a plan with predicted times of a step and of each kernel, and what was measured.
-pub fn page(plan: &Plan, predicted: &Simulation, roofline: &Roofline, found: &Measured) -> String {
+/// The page of a plan with predicted times of a step and of each kernel, what is certified, and what was measured.
+pub fn page(
+    plan: &Plan,
+    predicted: &Simulation,
+    roofline: &Roofline,
+    certified: &Certified,
+    found: &Measured,
+) -> String {
     let mut sections = vec![];
     if !found.runs.is_empty() {
         let name = found.plan_name.as_deref();
@@ -84,6 +92,7 @@ pub fn page(plan: &Plan, predicted: &Simulation, roofline: &Roofline, found: &Me
             "arithmetic by dtype, and casts",
             precision::section(plan),
         ),
+        section("certificate", "Certificate", "what every pass kept", certified.section()),
         section("advice", "Advice", "findings of the lints", tables::lints(plan)),
         section("kernels", "Kernels", "by predicted time of a step", kernels),
         section("units", "Units", of_units, tables::units(plan)),

@@ -80,6 +80,7 @@ fn taken(body: &Graph, node: &Node) -> Option<(usize, IndexRange)> {
         within: vec![],
         kind: IndexKind::Place,
         of: String::new(),
+        causal: vec![],
     };
     let class = |classes: usize, ignore: i64| {
         let ignore = (ignore != i64::MIN).then_some(ignore);

@@ -2,12 +2,13 @@
 //! verified by [`factor`](super::factor), that over ranks is the collectives' own.
 //!
 //! P320  in a reproducible plan the gradients of every trainable group, and the statistics beside them, are each added over
-//!       micro-steps by one tree; ranks exchange gradients in f32, and nothing in the micro-steps; the norm is an exact sum
+//!       micro-steps by one tree; ranks exchange gradients and statistics in f32, and nothing in the micro-steps; sums are rounded
+//!       to no narrower dtype before those of all ranks are added; the norm is an exact sum
 
 use super::broken;
 use frit_ir::ops::StateName;
-use frit_ir::plan::{Action, BufferId, PhaseName, Plan};
-use frit_ir::{Code, DType, Diagnostic, Op};
+use frit_ir::plan::{Action, BufferId, PhaseName, Plan, TaskId};
+use frit_ir::{Code, DType, Diagnostic, Graph, Node, Op, ValueId};
 use std::collections::HashMap;
 
 pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
@@ -15,6 +16,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
         return;
     }
     let micro_step = plan.tasks_of(PhaseName::MicroStep);
+    let summed = last_sum(plan);
     let mut trees: HashMap<Vec<BufferId>, usize> = HashMap::new();
     for (i, task) in plan.tasks.iter_enumerated() {
         let mut refuse = |message: &str| {
@@ -24,15 +26,22 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
             Action::AllReduce { group: None, .. } if micro_step.contains(&i) => {
                 refuse("combines values of the pieces that ranks have at the same time");
             }
-            Action::ReduceScatter { send, .. } | Action::AllReduce { group: Some(_), send, .. }
+            Action::ReduceScatter { send, .. } | Action::AllReduce { send, .. }
                 if send.ty.dtype != DType::F32 =>
             {
-                refuse("rounds gradients for their exchange");
+                refuse("rounds what ranks add for its exchange");
             }
             Action::Kernel { kernel, writes, .. } => {
-                for (_, node) in plan.kernels[*kernel].body.nodes() {
+                let body = &plan.kernels[*kernel].body;
+                if i >= micro_step.end && summed.is_some_and(|last| i <= last) && rounds(body) {
+                    refuse("rounds sums before those of all ranks are added");
+                }
+                for (_, node) in body.nodes() {
                     match &node.op {
                         Op::TreeSum if micro_step.contains(&i) => {
+                            if !keeps_levels(body, node) {
+                                refuse("changes sums that wait for others");
+                            }
                             let levels = writes.iter().map(|place| place.buffer).collect();
                             *trees.entry(levels).or_default() += 1;
                         }
@@ -62,6 +71,30 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
         expect(&format!("gradients of unit `{}`", plan.units[group.unit].name), buffers);
     }
     expect("statistics", committed(plan, levels, &trees));
+}
+
+/// The last task that adds what ranks have, or makes the norm of it.
+fn last_sum(plan: &Plan) -> Option<TaskId> {
+    let adds = |action: &Action| match action {
+        Action::ReduceScatter { .. } | Action::AllReduce { .. } => true,
+        Action::Kernel { kernel, .. } => {
+            plan.kernels[*kernel].body.nodes().any(|(_, n)| matches!(n.op, Op::RoundStats))
+        }
+        _ => false,
+    };
+    plan.tasks.iter_enumerated().filter(|(_, task)| adds(&task.action)).map(|(i, _)| i).last()
+}
+
+/// Whether a value is narrower than f32.
+fn rounds(body: &Graph) -> bool {
+    let mut values = body.nodes().flat_map(|(_, node)| &node.outputs);
+    values.any(|v| body.ty(*v).dtype.is_low_precision())
+}
+
+/// Whether a tree reads the sums that wait as they are, and its results are the kernel's.
+fn keeps_levels(body: &Graph, tree: &Node) -> bool {
+    let waits = |v: &ValueId| matches!(body.def(*v).op, Op::Input(_));
+    tree.inputs[2..].iter().all(waits) && body.outputs.iter().map(|o| &o.value).eq(&tree.outputs)
 }
 
 /// The tree whose levels are committed to the state of the statistics.

@@ -215,7 +215,7 @@ mod tests {
     }
 
     fn range(lo: i64, hi: i64, kind: IndexKind) -> IndexRange {
-        IndexRange { lo, hi, ignore: None, within: vec![], kind, of: "wte".into() }
+        IndexRange { lo, hi, ignore: None, within: vec![], kind, of: "wte".into(), causal: vec![] }
     }
 
     fn check(input: &InputSpec, values: &[i16], first: usize) -> Result<(), String> {

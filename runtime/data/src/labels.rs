@@ -1,4 +1,6 @@
 //! Labels that are not the next tokens of their inputs: shifted twice, or not at all, as models that shift by themselves expect them.
+//!
+//! Labels that are the tokens themselves are meant by autoencoders, whose places see the tokens behind them.
 
 use super::column::Column;
 use super::element::{Element, convert};
@@ -46,9 +48,10 @@ fn misplaced_in(labels: &Column, range: &IndexRange, tokens: &Column) -> Option<
         agree && compared >= AGREEING && classes.len() >= CLASSES
     };
     let (label, token) = (&labels.input.name, &tokens.input.name);
-    let what = match (all_at(0), all_at(2)) {
+    let predicts = range.causal.contains(token);
+    let what = match (predicts && all_at(0), all_at(2)) {
         (true, _) => {
-            "at its own place: nothing shifts them here, and a model that sees its token learns to copy it"
+            "at its own place, behind which the model sees none: nothing shifts them here, and the model learns to copy"
         }
         (_, true) => "two places later: labels of the next token were shifted once more",
         _ => return None,
@@ -95,6 +98,7 @@ mod tests {
             within,
             kind,
             of: "table".into(),
+            causal: vec!["ids".into()],
         };
         let input = InputSpec {
             name: name.into(),
@@ -138,6 +142,22 @@ mod tests {
         let shifted = vec![(1, LENGTH)];
         let labels = column_within("labels", IndexKind::Class, &tokens, shifted);
         assert_eq!(misplaced(&[ids, labels]), None);
+    }
+
+    /// A place that sees the tokens behind it predicts none of them; labels two places later are wrong all the same.
+    #[test]
+    fn autoencoders_take_tokens_as_labels() {
+        let text = |at: usize| (at * at + 3 * at) as i64 % 31;
+        let tokens: Vec<i64> = (0..32).map(text).collect();
+        let found = |labels: &[i64]| {
+            let mut labels = column("labels", IndexKind::Class, labels);
+            labels.input.ranges[0].causal = vec!["decoder_ids".into()];
+            misplaced(&[column("ids", IndexKind::Row, &tokens), labels])
+        };
+        assert_eq!(found(&tokens), None);
+        let ignored = |at: usize| if at % LENGTH + 2 < LENGTH { text(at + 2) } else { -100 };
+        let later: Vec<i64> = (0..32).map(ignored).collect();
+        assert!(found(&later).expect("a note").contains("two places later"));
     }
 
     #[test]
