@@ -82,7 +82,8 @@ fn last_sum(plan: &Plan) -> Option<TaskId> {
         }
         _ => false,
     };
-    plan.tasks.iter_enumerated().filter(|(_, task)| adds(&task.action)).map(|(i, _)| i).last()
+    let mut tasks = plan.tasks.iter_enumerated();
+    tasks.rfind(|(_, task)| adds(&task.action)).map(|(i, _)| i)
 }
 
 /// Whether a value is narrower than f32.
