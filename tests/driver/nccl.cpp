@@ -1,16 +1,21 @@
 // A stand-in of NCCL: ranks are processes of one machine and exchange files. A communicator that does not block the host
 // answers that a call is in progress, and another thread puts the collective on its stream, later; until that was done
-// nothing else may be asked of it but what became of it.
+// nothing else may be asked of it but what became of it. Collectives of a communicator that neither a stream nor an event
+// orders are a violation; NCCL orders them unless NCCL_GRAPH_MIXING_SUPPORT=0. After a violation the communicator has failed,
+// and says so.
 //
 //   NCCL_COMM_BLOCKING  1 for communicators that block, whatever their configuration says
 //   FRIT_NCCL_REFUSES   `config` if no communicator can be configured
+//   FRIT_NCCL_LATE      milliseconds by which every rank but the first is done later with each collective
 #include "number.h"
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
-#include <sstream>
+#include <iterator>
 #include <string>
 #include <sys/stat.h>
 #include <thread>
@@ -28,13 +33,16 @@ enum { SUCCESS = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
 enum Type { U8 = 1, I32 = 2, I64 = 4, F16 = 6, F32 = 7, F64 = 8, BF16 = 9 };
 enum Operation { SUM = 0, MAX = 2, AVERAGE = 4 };
 
+typedef std::chrono::steady_clock Clock;
+struct Collective;
+
 struct Communicator {
     // The folder of its files.
     std::string folder;
     int ranks, rank;
     bool blocking;
     u64 done = 0, splits = 0;
-    bool aborted = false;
+    std::atomic<bool> aborted = false;
     // Until these files are there it is in progress.
     std::vector<std::string> awaited = {};
     // A communicator that is made of it.
@@ -43,20 +51,35 @@ struct Communicator {
     void* turn = nullptr;
     // Whether the other thread has not put a collective on its stream yet.
     std::atomic<bool> launching = false;
+    // What has started and is not done, and when it could have been.
+    const Collective* current = nullptr;
+    Clock::time_point arrived = {};
+    // Why nothing can be done any more, once that is so.
+    std::string failure = "";
+    std::atomic<bool> failed = false;
 };
 
 bool is_there(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
-std::string content(const std::string& path) {
+// Nothing of it is done any more; what waits for it waits until it is aborted.
+void fail(Communicator& all, const std::string& why) {
+    all.failure = "rank " + std::to_string(all.rank) + " of " + all.folder + ": " + why;
+    all.failed = true;
+    frit_device_violate(all.failure.c_str());
+}
+bool content(Communicator& all, const std::string& path, std::string& bytes) {
     std::ifstream file(path, std::ios::binary);
-    std::ostringstream all;
-    all << file.rdbuf();
-    return all.str();
+    bytes.assign(std::istreambuf_iterator<char>(file), {});
+    if (!file.is_open()) fail(all, path + " cannot be read: " + strerror(errno));
+    return !all.failed;
 }
 // Whole, or not there.
-void publish(const std::string& path, const std::string& bytes) {
+bool publish(Communicator& all, const std::string& path, const std::string& bytes) {
     std::string aside = path + ".part";
-    std::ofstream(aside, std::ios::binary) << bytes;
-    rename(aside.c_str(), path.c_str());
+    std::ofstream file(aside, std::ios::binary);
+    file << bytes;
+    file.close();
+    if (!file || rename(aside.c_str(), path.c_str()) != 0) fail(all, path + " cannot be written: " + strerror(errno));
+    return !all.failed;
 }
 
 size_t size_of(int type) {
@@ -113,6 +136,9 @@ struct Collective {
     int type, operation;
     // Of a group.
     std::vector<Message> messages = {};
+    std::string head() const {
+        return kind + " of " + std::to_string(count) + " elements, type " + std::to_string(type) + ", operation " + std::to_string(operation);
+    }
 };
 
 // What a rank sends to the others: for each of them the length, and the bytes.
@@ -148,17 +174,36 @@ bool run(void* data) {
     Collective& c = *static_cast<Collective*>(data);
     Communicator& all = *c.all;
     if (all.aborted) return true;
-    auto path = [&](u64 number, int rank) { return all.folder + "/" + std::to_string(number) + "-" + std::to_string(rank); };
-    std::string head = c.kind + " " + std::to_string(c.count) + " " + std::to_string(c.type) + " " + std::to_string(c.operation) + "\n";
+    if (all.failed) return false;
+    auto path = [&](int rank) { return all.folder + "/" + std::to_string(all.done) + "-" + std::to_string(rank); };
     size_t width = size_of(c.type);
-    if (!is_there(path(all.done, all.rank))) publish(path(all.done, all.rank), head + (c.kind == "group" ? sent(c) : std::string(c.send, c.count * width)));
+    if (!all.current) {
+        std::string bytes = c.kind == "group" ? sent(c) : std::string(c.send, c.count * width);
+        if (!publish(all, path(all.rank), c.head() + "\n" + bytes)) return false;
+        all.current = &c;
+    }
+    if (all.current != &c) {
+        fail(all, "`" + c.head() + "` starts while collective " + std::to_string(all.done) + ", `" + all.current->head() + "`, is not done");
+        return false;
+    }
     for (int r = 0; r < all.ranks; r++)
-        if (!is_there(path(all.done, r))) return false;
-    std::vector<std::string> parts;
+        if (!is_there(path(r))) return false;
+    static const char* late = getenv("FRIT_NCCL_LATE");
+    if (late && all.rank > 0) {
+        if (all.arrived == Clock::time_point()) all.arrived = Clock::now();
+        if (Clock::now() - all.arrived < std::chrono::milliseconds(atoi(late))) return false;
+    }
+    std::vector<std::string> parts(size_t(all.ranks));
     for (int r = 0; r < all.ranks; r++) {
-        std::string part = content(path(all.done, r));
-        if (part.rfind(head, 0) != 0) frit_device_violate("ranks start different collectives");
-        parts.push_back(part.substr(part.find('\n') + 1));
+        std::string& part = parts[size_t(r)];
+        if (!content(all, path(r), part)) return false;
+        std::string head = part.substr(0, part.find('\n'));
+        if (head != c.head()) {
+            fail(all, "ranks start different collectives: number " + std::to_string(all.done) + " is `" + c.head() + "`, and of rank " +
+                          std::to_string(r) + " `" + head + "`");
+            return false;
+        }
+        part.erase(0, head.size() + 1);
     }
     if (c.kind == "group") {
         receive(c, parts);
@@ -177,14 +222,17 @@ bool run(void* data) {
         }
     }
     // All have read what came before.
-    if (all.done > 0) unlink(path(all.done - 1, all.rank).c_str());
+    if (all.done > 0) unlink((all.folder + "/" + std::to_string(all.done - 1) + "-" + std::to_string(all.rank)).c_str());
     all.done++;
+    all.current = nullptr;
+    all.arrived = {};
     return true;
 }
 
 // Nothing may be asked of a communicator while something is in progress.
 bool is_ready(const Communicator* all) {
     bool ready = all->awaited.empty() && !all->launching;
+    if (all->failed) return false;
     if (!ready) frit_device_violate("a call of NCCL while another is in progress");
     return ready;
 }
@@ -221,10 +269,8 @@ int put(const char* kind, const void* send, void* receive, size_t count, size_t 
 // Of a group that is open; all of it is of one communicator and one stream.
 int put_message(bool sent, const void* at, size_t count, int type, int peer, Communicator* all, void* stream) {
     size_t bytes = count * size_of(type);
-    if (groups == 0 || !is_ready(all)) {
-        frit_device_violate("a message outside of a group");
-        return INVALID_USAGE;
-    }
+    if (groups == 0) frit_device_violate("a message outside of a group");
+    if (groups == 0 || !is_ready(all)) return INVALID_USAGE;
     if (bytes == 0 || peer < 0 || peer >= all->ranks || !frit_device_has(at, bytes)) {
         frit_device_violate("a message of nothing, to no rank, or outside of an allocation");
         return INVALID_ARGUMENT;
@@ -238,12 +284,15 @@ void finish_split(Communicator& parent) {
     std::string stem = parent.folder + "/split-" + std::to_string(parent.splits) + "-";
     int ranks = 0, rank = 0;
     for (int r = 0; r < parent.ranks; r++) {
-        if (atoi(content(stem + std::to_string(r)).c_str()) != parent.split_color) continue;
+        std::string color;
+        if (!content(parent, stem + std::to_string(r), color)) return;
+        if (atoi(color.c_str()) != parent.split_color) continue;
         if (r == parent.rank) rank = ranks;
         ranks++;
     }
     std::string folder = stem + "color-" + std::to_string(parent.split_color);
-    mkdir(folder.c_str(), 0700);
+    // Another member may have been first.
+    if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return fail(parent, folder + " cannot be made: " + strerror(errno));
     *parent.split_to = new Communicator{folder, ranks, rank, parent.blocking};
     parent.split_to = nullptr;
     parent.splits++;
@@ -252,7 +301,7 @@ void finish_split(Communicator& parent) {
 
 PUBLIC int ncclGetVersion(int* version) { *version = 21800; return SUCCESS; }
 PUBLIC const char* ncclGetErrorString(int code) { return code == SUCCESS ? "no error" : code == IN_PROGRESS ? "NCCL operation in progress" : "invalid usage"; }
-PUBLIC const char* ncclGetLastError(void*) { return ""; }
+PUBLIC const char* ncclGetLastError(Communicator* all) { return all && all->failed ? all->failure.c_str() : ""; }
 struct Identity { char bytes[128]; };
 PUBLIC int ncclGetUniqueId(Identity* id) {
     const char* folder = getenv("TMPDIR");
@@ -275,8 +324,8 @@ PUBLIC int ncclCommGetAsyncError(Communicator* all, int* state) {
     if (!all) return INVALID_ARGUMENT;
     while (!all->awaited.empty() && is_there(all->awaited.back())) all->awaited.pop_back();
     bool is_done = all->awaited.empty() && !all->launching;
-    if (is_done && all->split_to) finish_split(*all);
-    *state = is_done ? SUCCESS : IN_PROGRESS;
+    if (is_done && all->split_to && !all->failed) finish_split(*all);
+    *state = all->failed ? INVALID_USAGE : is_done ? SUCCESS : IN_PROGRESS;
     return SUCCESS;
 }
 // What was asked of a communicator: in progress, or, if it blocks, done.
@@ -289,7 +338,7 @@ static int asked(Communicator* all) {
 static int join(Communicator** made, int ranks, const Identity& id, int rank, bool blocking) {
     if (rank < 0 || rank >= ranks) return INVALID_ARGUMENT;
     auto* all = new Communicator{id.bytes, ranks, rank, blocking};
-    publish(all->folder + "/joined-" + std::to_string(rank), "");
+    publish(*all, all->folder + "/joined-" + std::to_string(rank), "");
     for (int r = 0; r < ranks; r++) all->awaited.push_back(all->folder + "/joined-" + std::to_string(r));
     *made = all;
     return asked(all);
@@ -301,7 +350,7 @@ PUBLIC int ncclCommAbort(Communicator* all) {
 PUBLIC int ncclCommSplit(Communicator* all, int color, int key, Communicator** made, const Config* config) {
     if (key != 0 || config || color < 0 || !is_ready(all)) return INVALID_ARGUMENT;
     std::string stem = all->folder + "/split-" + std::to_string(all->splits) + "-";
-    publish(stem + std::to_string(all->rank), std::to_string(color));
+    publish(*all, stem + std::to_string(all->rank), std::to_string(color));
     for (int r = 0; r < all->ranks; r++) all->awaited.push_back(stem + std::to_string(r));
     all->split_to = made;
     all->split_color = color;

@@ -105,6 +105,17 @@ fn validation_copies_the_parameters_and_runs_beside_the_training() {
         // Training goes on as if nothing had happened: now it is captured.
         let again = step(&mut trained, &dir.plan, dir.plan.tasks.next_key());
         assert!(again.iter().any(|c| matches!(c, Call::LaunchGraph(_, s) if training.contains(s))));
+        // It comes after the collectives of the evaluation, of which a rank need not have seen the end.
+        let evaluating: HashSet<StreamHandle> = launches.into_iter().filter_map(stream).collect();
+        let captured = again.iter().position(|c| matches!(c, Call::BeginCapture(_)));
+        let mut before = again[..captured.expect("a capture")].iter();
+        let ended = before.find_map(|c| match c {
+            Call::Record(event, s) if evaluating.contains(s) => Some(*event),
+            _ => None,
+        });
+        let waits =
+            |c: &Call| matches!(c, Call::Wait(s, e) if training.contains(s) && Some(*e) == ended);
+        assert!(ended.is_some() && before.any(waits), "{model}");
     }
 }
 

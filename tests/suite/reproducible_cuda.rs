@@ -243,6 +243,15 @@ fn what_one_plan_measured_is_carried_to_others_by_its_file() {
     assert!(a == b, "nothing else was chosen");
 }
 
+/// Rank 0 has what a validation gathers, and tells the others its sums, before these are done with the gather.
+#[test]
+fn training_goes_on_after_the_last_gather_of_a_validation_where_ranks_are_late() {
+    let settings = ["run.reproducible=2", "precision.compute=fp32"];
+    let planned = planned("mlp", "full_shard", 2, &settings);
+    let gpu = Gpu::new().with("FRIT_NCCL_LATE", 20);
+    run(&gpu, &planned, "mlp", STEPS, gpu.dir.path());
+}
+
 /// Without the option, the library's order of sums shows.
 #[test]
 fn without_the_option_bits_depend_on_the_number_of_ranks_on_the_software_gpu() {

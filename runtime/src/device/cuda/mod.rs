@@ -42,7 +42,8 @@ use frit_comm::CommError;
 use frit_comm::rendezvous::Rendezvous;
 use frit_cuda::CudaError;
 use frit_cuda::driver::{
-    Address, Collective, Driver, EventHandle, Exchange, GraphHandle, Properties, TeamHandle,
+    Address, Collective, Driver, EventHandle, Exchange, GraphHandle, Properties, StreamHandle,
+    TeamHandle,
 };
 use frit_data::Element;
 use frit_ir::DType;
@@ -52,7 +53,7 @@ use memory::Memory;
 use modules::Modules;
 use program::Program;
 use reports::Reports;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -121,8 +122,31 @@ pub struct Cuda<'a, D> {
     driver: Rc<D>,
     ranks: Rc<Ranks>,
     limits: Limits,
+    turns: Rc<Turns>,
     ready: Ready,
     parts: Vec<(Range<TaskId>, Part)>,
+}
+
+/// Whose turn on the GPU it is. Plans beside each other share communicators, of which every rank must start the collectives in
+/// one order. The host alone does not keep it: a rank that receives nothing of a gather does not wait for its end.
+struct Turns {
+    /// The compute stream of the plan that was last.
+    last: Cell<StreamHandle>,
+    /// The end of its work.
+    ended: EventHandle,
+}
+
+impl Turns {
+    /// Makes what a plan puts on its streams next wait for all work of the plan before, which has joined that one's compute
+    /// stream.
+    fn take(&self, driver: &impl Driver, compute: StreamHandle) -> Result<(), CudaError> {
+        let last = self.last.replace(compute);
+        if last == compute {
+            return Ok(());
+        }
+        driver.record(self.ended, last)?;
+        driver.wait(compute, self.ended)
+    }
 }
 
 /// A prepared plan.
@@ -198,27 +222,38 @@ impl<'a, D: Driver> Cuda<'a, D> {
         ranks: Ranks,
         limits: Limits,
     ) -> Result<Self, RunError> {
-        Cuda::on(dir, Rc::new(driver), Rc::new(ranks), limits)
+        let (driver, ranks) = (Rc::new(driver), Rc::new(ranks));
+        let ready = Ready::new(dir, &*driver, &ranks, &limits).inspect_err(|e| ranks.fail(e))?;
+        let ended = driver.create_event(false)?;
+        let turns = Rc::new(Turns { last: Cell::new(ready.issuer.compute()), ended });
+        Ok(Cuda { plan: &dir.plan, driver, ranks, limits, turns, ready, parts: Vec::new() })
     }
 
-    /// Prepares another plan on the same GPU, with separate memory, streams and graphs. The plans must not run
-    /// concurrently, because they share communicators. All ranks must call it.
+    /// Prepares another plan on the same GPU, with separate memory, streams and graphs. Because they share communicators,
+    /// the plans take turns on the GPU, in the order in which the host runs them. All ranks must call it.
     ///
     /// # Errors
     /// As [`Cuda::new`].
     pub fn beside<'b>(&self, dir: &'b PlanDir) -> Result<Cuda<'b, D>, RunError> {
         let limits = Limits { reserved_bytes: 0, ..self.limits };
-        Cuda::on(dir, Rc::clone(&self.driver), Rc::clone(&self.ranks), limits)
+        let ready = Ready::new(dir, &*self.driver, &self.ranks, &limits)
+            .inspect_err(|e| self.ranks.fail(e))?;
+        Ok(Cuda {
+            plan: &dir.plan,
+            driver: Rc::clone(&self.driver),
+            ranks: Rc::clone(&self.ranks),
+            limits,
+            turns: Rc::clone(&self.turns),
+            ready,
+            parts: Vec::new(),
+        })
     }
 
-    fn on(
-        dir: &'a PlanDir,
-        driver: Rc<D>,
-        ranks: Rc<Ranks>,
-        limits: Limits,
-    ) -> Result<Self, RunError> {
-        let ready = Ready::new(dir, &*driver, &ranks, &limits).inspect_err(|e| ranks.fail(e))?;
-        Ok(Cuda { plan: &dir.plan, driver, ranks, limits, ready, parts: Vec::new() })
+    /// The compute stream, once it is this plan's turn: work enqueued there comes after that of the plan beside it.
+    fn in_turn(&self) -> Result<StreamHandle, CudaError> {
+        let compute = self.ready.issuer.compute();
+        self.turns.take(&*self.driver, compute)?;
+        Ok(compute)
     }
 
     /// This rank.
@@ -372,7 +407,7 @@ impl<D: Driver> Device for Cuda<'_, D> {
     }
 
     fn run(&mut self, tasks: Range<TaskId>) -> Result<(), RunError> {
-        let compute = self.ready.issuer.compute();
+        let compute = self.in_turn()?;
         self.ready.feed.get_mut().deliver(&*self.driver, compute)?;
         match self.parts.iter().position(|(range, _)| *range == tasks) {
             // Libraries initialize in a first run, which cannot be captured.
@@ -395,7 +430,7 @@ impl<D: Driver> Device for Cuda<'_, D> {
     }
 
     fn trace(&mut self, tasks: Range<TaskId>) -> Result<Vec<Span>, RunError> {
-        let compute = self.ready.issuer.compute();
+        let compute = self.in_turn()?;
         let event = || self.driver.create_event(true);
         let marks: Marks = self
             .plan
@@ -472,10 +507,10 @@ impl<D: Driver> Device for Cuda<'_, D> {
         let (exchange, room) = self.ready.memory.exchange;
         let most = room / ranks;
         let on_host = self.on_host(buffer, offset, bytes)?;
+        let compute = self.in_turn()?;
         let mut all = vec![0; if self.ranks.rank == 0 { bytes * ranks } else { 0 }];
         for begin in (0..bytes).step_by(most) {
             let len = most.min(bytes - begin);
-            let compute = self.ready.issuer.compute();
             let send = match on_host {
                 None => self.address(buffer, offset + begin, len),
                 Some(from) => {
