@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """Times Frit's training steps on the CPU beside PyTorch's: the tables of docs/performance.md.
 
-    cpu.sh [--models gpt2,resnet50] [--precisions bf16] [--modes eager] [--rounds 9] [--threads 2] [--out results.json]
+    cpu.sh [--models gpt2,resnet50] [--precisions bf16] [--modes eager] [--recompute selective] [--rounds 9] [--threads 2] [--out results.json]
 
 Seven models with random weights, in fp32 and bf16 (autocast), AdamW, gradients clipped to a norm of 1. Each contestant is a process
 of its own with the same batch; in every round each takes one step in turn while the others sleep. PyTorch runs eager and under
-torch.compile (module and loss together), with fused AdamW, and images in channels_last; its faster mode counts. Frit recomputes cheap
-activations of gpt2, llama and vit (memory.recompute = "selective"), as torch.compile does. Before each model the machine's ceilings are
-measured by `frit calibrate`.
+torch.compile (module and loss together), with fused AdamW, and images in channels_last; its faster mode counts. Before each model
+the machine's ceilings are measured by `frit calibrate`.
 
 Columns: median wall and processor seconds of a step; ratios are PyTorch's over Frit's, so above 1 Frit is ahead. Peak resident memory,
 Frit's over PyTorch's. `limit`: the seconds that the model's arithmetic takes at the machine's peak, over those that it took;
@@ -33,6 +32,7 @@ def arguments():
     p.add_argument("--models", type=names(MODELS), default=MODELS, help="by name, with commas (default: all seven)")
     p.add_argument("--precisions", type=names(["fp32", "bf16"]), default=["fp32", "bf16"])
     p.add_argument("--modes", type=names(["eager", "compile"]), default=["eager", "compile"], help="PyTorch's (default: both)")
+    p.add_argument("--recompute", choices=["none", "selective"], default="none", help="Frit's memory.recompute; torch.compile is selective (default: %(default)s)")
     p.add_argument("--rounds", type=int, default=7, help="timed steps of each contestant (default: %(default)s)")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: %(default)s")
     p.add_argument("--plans", help="folder in which plans are kept, and used again (default: a temporary one)")
@@ -82,7 +82,7 @@ def json_of(*command):
 def measure(a, name, precision, folder):
     if not os.path.exists(f"{folder}/batch.npz"):
         os.makedirs(folder, exist_ok=True)
-        subprocess.run([sys.executable, f"{HERE}/cpu_worker.py", "prepare", name, precision, folder], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, f"{HERE}/cpu_worker.py", "prepare", name, precision, a.recompute, folder], check=True, stdout=subprocess.DEVNULL)
     # The ceilings of the minute in which the steps run.
     ceilings = json_of(a.frit, "calibrate", "--threads", a.threads, "-o", f"{folder}/cpu.toml", "--json")
     predicted = json_of(a.frit, "simulate", f"{folder}/plan", "--cluster", f"{folder}/cpu.toml", "--json")

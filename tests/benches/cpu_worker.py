@@ -1,6 +1,6 @@
 """One contestant of cpu.py in a process of its own: prints one JSON object per line and takes `run N` or the end of input.
 
-    cpu_worker.py prepare MODEL PRECISION FOLDER            compiles the plan and writes the batch to FOLDER
+    cpu_worker.py prepare MODEL PRECISION RECOMPUTE FOLDER  compiles the plan and writes the batch to FOLDER
     cpu_worker.py frit FOLDER THREADS                       trains the plan; torch is never imported
     cpu_worker.py eager|compile MODEL PRECISION THREADS     PyTorch
 """
@@ -9,10 +9,6 @@ import json
 import os
 import sys
 import time
-
-
-# Models compiled with memory.recompute = "selective": most of their memory is activations that are cheap to compute again.
-SELECTIVE = ["gpt2", "llama", "vit"]
 
 
 def say(**fields):
@@ -36,7 +32,7 @@ def serve(step):
     say(peak=peak_bytes())
 
 
-def prepare(name, precision, folder):
+def prepare(name, precision, recompute, folder):
     import cpu_models
     import numpy
 
@@ -44,9 +40,8 @@ def prepare(name, precision, folder):
 
     model = cpu_models.make(name)
     optimizer = {"kind": "adamw", "lr": 1e-4, "weight_decay": 0.01, "clip_grad_norm": 1.0}
-    memory = {"recompute": "selective" if name in SELECTIVE else "none"}
     start = time.perf_counter()
-    frit.compile(model.module, model.inputs, loss=model.loss, precision=precision, optimizer=optimizer, memory=memory, output=f"{folder}/plan")
+    frit.compile(model.module, model.inputs, loss=model.loss, precision=precision, optimizer=optimizer, memory={"recompute": recompute}, output=f"{folder}/plan")
     numpy.savez(f"{folder}/batch.npz", *[x.numpy() for x in (*model.inputs.values(), model.labels)])
     say(parameters=sum(p.numel() for p in model.module.parameters()), seconds=time.perf_counter() - start)
 
