@@ -72,7 +72,7 @@ fn recomputation_saves_memory_and_gathers_each_unit_no_more_often() {
     }
 }
 
-/// A sum of which the terms would have to be kept, such as the gradient of a matrix over the chunks of a loss, is no cheaper to keep.
+/// A sum whose terms would have to be kept for it, such as the gradient of a matrix over the chunks of a loss, is kept itself.
 #[test]
 fn selective_recomputation_never_needs_more_memory() {
     for model in ["mlp", "gpt2", "llama", "bert", "t5", "vit"] {

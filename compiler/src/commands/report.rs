@@ -28,12 +28,9 @@ pub struct Args {
     /// Without the certificate of `frit verify`, for which the model is imported again.
     #[arg(long)]
     pub quick: bool,
-    /// Path of the model that the plan was compiled from, if it was moved.
-    #[arg(long, value_name = "FILE", conflicts_with = "quick")]
-    pub model: Option<PathBuf>,
-    /// Read external data of the model also outside of the model's folder.
-    #[arg(long, conflicts_with = "quick")]
-    pub allow_external_data: bool,
+    /// The model, for the certificate.
+    #[command(flatten)]
+    pub model: verify::Model,
     /// Draw runs: files of `frit run --metrics`, also of runs of other plans, for comparison.
     #[arg(long, value_name = "FILE.jsonl", num_args = 1..)]
     pub metrics: Vec<PathBuf>,
@@ -52,9 +49,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let certified = match args.quick {
         true => Certified::left_out(&args.plan),
         false => {
-            let model = args.model.as_deref();
-            let certify =
-                || verify::certified_with_progress(&args.plan, model, args.allow_external_data);
+            let certify = || verify::certified_with_progress(&args.plan, &args.model);
             Certified { plan: args.plan.clone(), found: Some(proved_and(&args.plan, certify)) }
         }
     };

@@ -32,15 +32,23 @@ pub struct Args {
     /// Prove the tasks alone, without the model.
     #[arg(long)]
     pub quick: bool,
+    /// The model, for the certificate.
+    #[command(flatten)]
+    pub model: Model,
+    /// As JSON, with stable keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where the model of a certificate is, of a command that needs none with `--quick`.
+#[derive(Debug, clap::Args)]
+pub struct Model {
     /// Path of the model that the plan was compiled from, if it was moved.
     #[arg(long, value_name = "FILE", conflicts_with = "quick")]
     pub model: Option<PathBuf>,
     /// Read external data of the model also outside of the model's folder.
     #[arg(long, conflicts_with = "quick")]
     pub allow_external_data: bool,
-    /// As JSON, with stable keys.
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// A plan that is sound.
@@ -56,8 +64,7 @@ pub struct Sound {
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let line = |s: &Sound| format!("{}: sound ({} tasks)\n", s.plan.display(), s.tasks);
     let plans = verify(&args.plan)?;
-    let model = args.model.as_deref();
-    let certify = || certified_with_progress(&args.plan, model, args.allow_external_data);
+    let certify = || certified_with_progress(&args.plan, &args.model);
     let certificate = if args.quick { None } else { Some(certify()?) };
     if args.json {
         let found = serde_json::json!({ "plans": plans, "certificate": certificate });
@@ -71,15 +78,11 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
 }
 
 /// [`certified`], with progress on a terminal.
-pub(super) fn certified_with_progress(
-    dir: &Path,
-    model: Option<&Path>,
-    allow_external_data: bool,
-) -> Result<Certificate, Report> {
+pub(super) fn certified_with_progress(dir: &Path, model: &Model) -> Result<Certificate, Report> {
     let progress = ProgressBar::new_spinner().with_message("proving every pass");
     progress.enable_steady_tick(Duration::from_millis(100));
     let _heartbeat = Heartbeat::start("proving every pass");
-    let found = certified(dir, model, allow_external_data);
+    let found = certified(dir, model.model.as_deref(), model.allow_external_data);
     progress.finish_and_clear();
     found
 }
