@@ -4,7 +4,7 @@
 //! input. An input is tracked through operations that pass its elements on unchanged or shifted by a constant; for a slice, the range
 //! applies to that part. Other computed indices have no range here: the kernels that read them check them.
 //!
-//! Of labels it is also known of which inputs of tokens the logits of a place see none behind it (`causal.rs`).
+//! Of labels it is also known of which inputs of tokens the logits of a place see its own and none behind it (`causal.rs`).
 //!
 //! A range is what the operation accepts. As in ONNX's Gather, negative indices of gathers and embeddings count from the end; a
 //! cross-entropy takes classes from 0 and its `ignore_index`.

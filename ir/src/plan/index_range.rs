@@ -33,7 +33,7 @@ pub struct IndexRange {
     pub kind: IndexKind,
     /// The module that reads it, or the name of its operand.
     pub of: String,
-    /// Of classes: inputs of tokens, with as many places, of which the logits of a place see none behind it.
+    /// Of classes: inputs of tokens, with as many places, of which the logits of a place see its own token and none behind it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub causal: Vec<String>,
 }

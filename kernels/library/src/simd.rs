@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use arm::{NEON, NEON_BF16, level};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86::{AVX2, AVX512, has_avx512, level, prefers_bf16_dots};
+pub(crate) use x86::{AVX2, AVX512, has_avx512, has_bf16, level, prefers_bf16_dots};
 
 /// Defines a function whose body is compiled for AVX-512, AVX2 and the baseline, and picks the
 /// best at run time.
@@ -116,18 +116,23 @@ mod x86 {
         level() == AVX512
     }
 
+    /// Whether AVX-512 has instructions for bf16.
+    pub(crate) fn has_bf16() -> bool {
+        static FOUND: OnceLock<bool> = OnceLock::new();
+        *FOUND.get_or_init(|| has_avx512() && has!("avx512bf16") && is_allowed("avx512bf16"))
+    }
+
     /// Whether bf16 numbers are multiplied in pairs (`vdpbf16ps`), and not as f32 numbers. On AMD's processors the one is twice as fast
     /// as the other, on Intel's half as fast.
     pub(crate) fn prefers_bf16_dots() -> bool {
         static FOUND: OnceLock<bool> = OnceLock::new();
         *FOUND.get_or_init(|| {
-            let has_dots = has_avx512() && has!("avx512bf16") && is_allowed("avx512bf16");
             #[cfg(test)]
             if let Some(path) = crate::tests::path() {
-                return has_dots && path == "avx512-bf16";
+                return has_bf16() && path == "avx512-bf16";
             }
             let name = std::arch::x86_64::__cpuid(0);
-            has_dots
+            has_bf16()
                 && [name.ebx, name.edx, name.ecx].map(u32::to_le_bytes).concat() == *b"AuthenticAMD"
         })
     }

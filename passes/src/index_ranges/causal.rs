@@ -59,7 +59,8 @@ impl Seen {
     }
 }
 
-/// The inputs, of batch and places as `labels`, of which the logits of `node`, a cross-entropy, see at each place no token behind it.
+/// The inputs, of batch and places as `labels`, of which the logits of `node`, a cross-entropy, see at each place its own token and none
+/// behind it.
 pub(super) fn inputs(graph: &Graph, node: &Node, labels: &str) -> Vec<String> {
     let integers = || {
         graph.nodes().filter_map(|(_, node)| match &node.op {
@@ -79,7 +80,7 @@ pub(super) fn inputs(graph: &Graph, node: &Node, labels: &str) -> Vec<String> {
     let classes = graph.ty(logits).shape.dims().last().copied();
     let is_behind = |tokens: ValueId| {
         let Seen { inner, len, ahead } = walk(graph, tokens)[logits.0 as usize];
-        Some(inner) == classes && len == length && (1 - length as isize..=0).contains(&ahead)
+        Some(inner) == classes && len == length && ahead == 0
     };
     let others = integers().filter(|(_, v)| *v != own && graph.ty(*v).shape.dims() == dims);
     others.filter(|(_, tokens)| is_behind(*tokens)).map(|(input, _)| input.name.clone()).collect()
@@ -282,17 +283,23 @@ impl Step<'_> {
     }
 }
 
-/// How many places ahead of a query the furthest key is that a constant mask of queries and keys shows.
+/// How many places ahead of a query the furthest key is that a constant mask of queries and keys shows. None if a query is shown no key:
+/// the same finite number on all scores hides none.
 fn furthest(graph: &Graph, mask: ValueId) -> Option<isize> {
     /// Scores below this have no weight.
     const MASKED: f64 = -1e4;
     let tensor = graph.constant(mask)?;
     let [.., queries, keys] = *tensor.shape().dims() else { return None };
     let is_shown = |x: f64| if tensor.dtype() == DType::Bool { x != 0.0 } else { x >= MASKED };
-    let shown = tensor.to_f64s().into_iter().enumerate().filter(|(_, x)| is_shown(*x));
-    let ahead = shown.map(|(i, _)| (i % keys) as isize - (i / keys % queries) as isize);
     // A mask of one row is that of all queries.
-    (queries > 1).then(|| ahead.max()).flatten()
+    if queries < 2 || keys == 0 {
+        return None;
+    }
+    let rows = tensor.to_f64s();
+    let last = rows.chunks_exact(keys).map(|row| row.iter().rposition(|x| is_shown(*x)));
+    let ahead =
+        last.enumerate().map(|(i, last)| last.map(|key| key as isize - (i % queries) as isize));
+    ahead.collect::<Option<Vec<_>>>()?.into_iter().max()
 }
 
 #[cfg(test)]
@@ -360,6 +367,9 @@ mod tests {
         assert!(attends("", &shows(behind)));
         assert!(!attends("", &shows(one_ahead)));
         assert!(attends(", causal = true", &shows(one_ahead)));
+        let mut none = behind;
+        none[0][0] = 0;
+        assert!(!attends("", &shows(none)));
         // A mask that is fed may show anything.
         assert!(!attends("", "%mask: f32[4, 4] = neg %m"));
         // One that hides padding by the tokens at the keys sees no more than the keys.
@@ -419,6 +429,16 @@ mod tests {
             }
             of(&(text + "%y: f32[2, 4, 6] = concat %o0, %o1, %o2, %o3 {axis = 1}"))
         };
+        // Behind a start vector: every place sees the tokens before it and not its own.
+        let start = "%first: f32[2, 3, 6] = slice %e {start = [0, 0, 0], size = [2, 3, 6], step = [1, 1, 1]}\n";
+        let padded =
+            "%y: f32[2, 4, 6] = pad %first {low = [0, 1, 0], high = [0, 0, 0], value = 0.0}";
+        assert!(!of(&format!("{start}{padded}")));
+        assert!(!of(&format!(
+            "{start}%zero: f32[] = constant {{splat = 0.0, ty = {{\"dtype\": \"f32\", \"shape\": []}}}}
+             %sos: f32[2, 1, 6] = expand %zero {{shape = [2, 1, 6]}}
+             %y: f32[2, 4, 6] = concat %sos, %first {{axis = 1}}"
+        )));
         assert!(steps([0, 1, 2, 3]));
         assert!(!steps([3, 2, 1, 0]));
     }

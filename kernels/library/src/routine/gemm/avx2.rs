@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::kernel::{Columns, Kernel};
+use super::kernel::{Columns, Kernel, PART};
 use super::pack::avx2::{pack_a, pack_b};
 use super::store::Store;
 
@@ -20,6 +20,9 @@ pub(super) static F32: Kernel = Kernel {
     pack: 1,
     granule: 1,
     block: 256,
+    part: PART,
+    whole: 0,
+    group: 0,
     in_place_rows: 24,
     pack_a,
     pack_b,
@@ -44,7 +47,7 @@ macro_rules! of_size {
 }
 
 /// Multiplies a panel of A by columns of B over `words` depths, and stores the tile.
-unsafe fn tile(words: usize, a: *const u32, b: Columns, store: &Store) {
+unsafe fn tile(words: usize, a: *const u32, b: &Columns, store: &Store) {
     // SAFETY: passed on.
     unsafe { of_size!(store, false, (words, (a.cast(), 0), (b.at, b.step), store)) };
 }

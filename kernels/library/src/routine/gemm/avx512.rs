@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::kernel::{Columns, Kernel};
+use super::kernel::{Columns, Kernel, PART, WHOLE};
 use super::pack::avx512::{pack_a, pack_b};
 use super::planes::Planes;
 use super::store::Store;
@@ -22,6 +22,9 @@ pub(super) static F32: Kernel = Kernel {
     pack: 1,
     granule: 1,
     block: 512,
+    part: 2 * PART,
+    whole: WHOLE,
+    group: 8,
     in_place_rows: 272,
     pack_a,
     pack_b,
@@ -113,7 +116,7 @@ macro_rules! tile {
         ///
         /// # Safety
         /// The panel of A must hold `words` words, B 32 words at each depth, `store` must be valid; the CPU must have the features.
-        unsafe fn $panels(words: usize, a: *const u32, b: Columns, store: &Store) {
+        unsafe fn $panels(words: usize, a: *const u32, b: &Columns, store: &Store) {
             // SAFETY: passed on.
             unsafe { of_size!(store, $panels_of, (words, a, b, store)) };
         }
@@ -150,14 +153,14 @@ macro_rules! tile {
         unsafe fn $panels_of<const ROWS: usize, const HALVES: usize>(
             words: usize,
             a: *const u32,
-            b: Columns,
+            b: &Columns,
             store: &Store,
         ) {
             let mut acc = [[_mm512_setzero_ps(); HALVES]; ROWS];
             // SAFETY: the panels hold `words` words; a prefetch may take any address.
             unsafe {
                 store.prefetch();
-                let Columns { at: mut b, step, mut next } = b;
+                let Columns { at: mut b, step, mut next } = *b;
                 let mut a = a;
                 for _ in 0..words {
                     _mm_prefetch::<_MM_HINT_T1>(next.cast());
@@ -339,6 +342,19 @@ tile!(
         _mm256_mask_storeu_epi16(c, mask, std::mem::transmute::<__m256bh, __m256i>(value));
     }
 );
+
+/// Stores a tile of any rows whose sums are in memory.
+///
+/// # Safety
+/// The store must be valid; the CPU must have AVX-512 with BF16.
+pub(super) unsafe fn store_sums<const ROWS: usize>(sums: &[[f32; NR]; ROWS], store: &Store) {
+    const { assert!(size_of::<[f32; NR]>() == size_of::<[__m512; 2]>()) };
+    // SAFETY: both are the same plain numbers; vectors are read where they are aligned.
+    unsafe {
+        let sums = &*sums.as_ptr().cast::<[[__m512; 2]; ROWS]>();
+        store_bf16::<ROWS, 2>(sums, store);
+    }
+}
 
 /// Numbers of 16 bits as f32.
 #[target_feature(enable = "avx512f")]

@@ -5,6 +5,11 @@ use super::store::Store;
 use crate::dtype::Elem;
 use std::sync::OnceLock;
 
+/// Rows of A that are packed at a time: with the depths of a block they fill a part of the second-level cache.
+pub(super) const PART: usize = 96;
+/// The most bytes of an operand that is packed as a whole.
+pub(super) const WHOLE: usize = 16 << 20;
+
 /// A micro-kernel and the packing of its operands.
 ///
 /// A packed panel contains as many *lines* as a tile has rows (of A) or columns (of B), in 32-bit words. Words hold one depth as f32 or two
@@ -23,6 +28,13 @@ pub(super) struct Kernel {
     pub(super) granule: usize,
     /// The most words of a line in a block.
     pub(super) block: usize,
+    /// Rows of A packed at a time, a multiple of those of a tile.
+    pub(super) part: usize,
+    /// The most bytes of an operand that is packed as a whole before the threads share out the other; 0 if none is.
+    pub(super) whole: usize,
+    /// Panels of B by which each panel of A is multiplied before the next one, which stay in the second-level cache, while that of A stays in
+    /// the first; if 0, each panel of B is multiplied by all rows of a part before the next one.
+    pub(super) group: usize,
     /// The most rows of A for which columns of B are read in place.
     pub(super) in_place_rows: usize,
     /// Packs rows of A.
@@ -52,7 +64,7 @@ pub(super) struct Columns {
 /// Packs lines into panels. The source must be readable, the panels writable, the CPU must have the features.
 pub(super) type Pack = unsafe fn(&Source, *mut u32);
 /// The panels must hold so many words for each line, the store must be valid, the CPU must have the features.
-pub(super) type Tile = unsafe fn(usize, *const u32, Columns, &Store);
+pub(super) type Tile = unsafe fn(usize, *const u32, &Columns, &Store);
 /// As [`Tile`].
 pub(super) type Lines = unsafe fn(usize, (*const u8, isize), *const u32, &Store);
 
@@ -88,7 +100,7 @@ fn pairs() -> Option<&'static Kernel> {
     if let Some(path) = crate::tests::path() {
         return match path.as_str() {
             "amx-software" => Some(&amx::SOFTWARE),
-            "amx-bf16" => Some(&amx::HARDWARE),
+            "amx-bf16" if amx::is_available() => Some(&amx::HARDWARE),
             _ => crate::simd::prefers_bf16_dots().then_some(&avx512::BF16),
         };
     }

@@ -260,7 +260,18 @@ impl Gemm {
         let kernel = self.ahead().expect("the left operand is packed");
         let right = packed::Right::Rows(rows);
         // SAFETY: passed on.
-        unsafe { packed::run_packed_left(kernel, self, size, packing, packed, &right, c) };
+        unsafe {
+            packed::run_packed_left(
+                kernel,
+                self,
+                size,
+                packing,
+                packed,
+                &right,
+                c,
+                std::ptr::null(),
+            )
+        };
     }
 
     /// As [`Gemm::run_serial`], for some rows of a left operand that [`Gemm::pack_left`] packed, and the
@@ -283,7 +294,16 @@ impl Gemm {
         unsafe {
             if let Some(kernel) = self.ahead() {
                 let (size, right) = ((rows, n), packed::Right::At(b));
-                return packed::run_packed_left(kernel, self, size, packing, packed, &right, c);
+                return packed::run_packed_left(
+                    kernel,
+                    self,
+                    size,
+                    packing,
+                    packed,
+                    &right,
+                    c,
+                    std::ptr::null(),
+                );
             }
             let a = self.a.elem.at(a, rows.start as isize * self.a.row);
             Gemm { m: rows.len(), n, ..*self }.run_serial(packing, a, b, c, std::ptr::null());

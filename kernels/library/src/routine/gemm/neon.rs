@@ -2,7 +2,7 @@
 
 use std::arch::aarch64::*;
 
-use super::kernel::{Columns, Kernel};
+use super::kernel::{Columns, Kernel, PART};
 use super::pack::neon::{pack_a, pack_b};
 use super::store::Store;
 
@@ -19,6 +19,9 @@ pub(super) static F32: Kernel = Kernel {
     pack: 1,
     granule: 1,
     block: 512,
+    part: PART,
+    whole: 0,
+    group: 0,
     in_place_rows: 2 * MR,
     pack_a,
     pack_b,
@@ -29,7 +32,7 @@ pub(super) static F32: Kernel = Kernel {
 };
 
 /// Multiplies a panel of A by columns of B over `words` depths, and stores the tile.
-unsafe fn tile(words: usize, a: *const u32, b: Columns, store: &Store) {
+unsafe fn tile(words: usize, a: *const u32, b: &Columns, store: &Store) {
     let (a, b) = (a.cast(), (b.at.cast(), b.step));
     // SAFETY: passed on.
     unsafe {

@@ -6,7 +6,7 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::kernel::{Columns, Kernel};
+use super::kernel::{Columns, Kernel, PART};
 use super::neon::{MR, NR};
 use super::pack::neon::{pack_a_fours, pack_b_fours};
 use super::store::Store;
@@ -24,6 +24,9 @@ pub(super) static BF16: Kernel = Kernel {
     pack: 2,
     granule: DEPTHS,
     block: 512,
+    part: PART,
+    whole: 0,
+    group: 0,
     in_place_rows: 0,
     pack_a: pack_a_fours,
     pack_b: pack_b_fours,
@@ -34,7 +37,7 @@ pub(super) static BF16: Kernel = Kernel {
 };
 
 /// Multiplies a panel of A by a panel of B over `words` words of each line, and stores the tile.
-unsafe fn tile(words: usize, a: *const u32, Columns { at: b, .. }: Columns, store: &Store) {
+unsafe fn tile(words: usize, a: *const u32, &Columns { at: b, .. }: &Columns, store: &Store) {
     // SAFETY: passed on.
     unsafe {
         match (store.rows.div_ceil(4), store.cols.div_ceil(4)) {

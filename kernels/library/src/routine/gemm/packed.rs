@@ -7,6 +7,7 @@
 mod ahead;
 mod block;
 mod tiles;
+mod whole;
 
 use super::kernel::Kernel;
 use super::{Buffers, Gemm};
@@ -16,8 +17,6 @@ pub(super) use ahead::{
 };
 use block::{BlockedGemm, Shared};
 
-/// Rows of A packed at a time, a multiple of those of all kernels: with the depths of a block they fill a part of the second-level cache.
-const MC: usize = 96;
 /// The most columns of a block: packed, 4 MiB.
 const NC: usize = 2048;
 /// The most rows whose partial sums are kept in scratch memory.
@@ -52,7 +51,13 @@ pub(super) unsafe fn run(kernel: &'static Kernel, shape: &Gemm, pool: &Pool, at:
     }
     for index in 0..shape.batch {
         // SAFETY: the caller vouches for the buffers.
-        unsafe { run_shared(kernel, shape, pool, shape.of_batch(at, index)) };
+        unsafe {
+            let at = shape.of_batch(at, index);
+            match whole::fits(kernel, shape) {
+                true => whole::run(kernel, shape, pool, at),
+                false => run_shared(kernel, shape, pool, at),
+            }
+        };
     }
 }
 
@@ -75,12 +80,13 @@ pub(super) unsafe fn run_serial(
     unsafe {
         blocked.prepare_bias(&at, &scratch);
         blocked.each_block(|block| {
-            for panel in (0..block.cols.div_ceil(kernel.columns)).step_by(PANELS) {
-                blocked.pack_panels(&at, &block, &scratch, panel);
+            let last = block.cols.div_ceil(kernel.columns);
+            for panel in (0..last).step_by(PANELS) {
+                blocked.pack_panels(&at, &block, &scratch, panel..last.min(panel + PANELS));
             }
-            let all = (0, block.cols.div_ceil(kernel.columns));
-            for row in (0..block.rows).step_by(MC) {
-                let rows = row..block.rows.min(row + MC);
+            let all = (0, last);
+            for row in (0..block.rows).step_by(kernel.part) {
+                let rows = row..block.rows.min(row + kernel.part);
                 blocked.multiply(&at, &block, &scratch, a.cast(), rows, all);
             }
         });
@@ -108,19 +114,29 @@ unsafe fn run_shared(kernel: &'static Kernel, shape: &Gemm, pool: &Pool, at: Buf
         blocked.prepare_bias(&at, &scratch);
         blocked.each_block(|block| {
             let panels = block.cols.div_ceil(kernel.columns);
-            pool.run(panels.div_ceil(PANELS), &|chunk| {
+            let threads = pool.threads();
+            let chunks = panels.div_ceil(PANELS).next_multiple_of(threads).min(panels);
+            pool.run(chunks, &|chunk| {
                 let (at, scratch) = sent.get();
-                blocked.pack_panels(&at, &block, &scratch, chunk * PANELS);
+                let of_chunk = chunk * panels / chunks..(chunk + 1) * panels / chunks;
+                blocked.pack_panels(&at, &block, &scratch, of_chunk);
             });
             // Parts of equal numbers of tiles, as many for each thread: one more for some would make the others wait.
-            let threads = pool.threads();
             let row_tiles = block.rows.div_ceil(kernel.rows);
-            let row_parts = block.rows.div_ceil(MC);
-            let row_parts =
-                if row_parts > threads { row_parts.next_multiple_of(threads) } else { row_parts };
+            let row_parts = block.rows.div_ceil(kernel.part);
+            let is_even = row_parts > threads || kernel.group > 0;
+            let row_parts = match is_even {
+                true => row_parts.next_multiple_of(threads).min(row_tiles),
+                false => row_parts,
+            };
             let first_row =
                 |part: usize| (part * row_tiles / row_parts * kernel.rows).min(block.rows);
-            let wanted = if threads == 1 { 1 } else { TASKS_PER_THREAD * threads };
+            // Where packing a row is dear beside its products, each is packed once.
+            let wanted = match threads {
+                1 => 1,
+                _ if kernel.group > 0 => threads,
+                _ => TASKS_PER_THREAD * threads,
+            };
             let col_parts = wanted.div_ceil(row_parts).min(panels);
             let step = panels.div_ceil(col_parts);
             let col_parts = panels.div_ceil(step);

@@ -64,6 +64,18 @@ impl Tiles for Hardware {
     }
 
     #[inline(always)]
+    unsafe fn load_passing<const T: u8>(from: *const u32, stride: usize) {
+        // SAFETY: the caller vouches for the rows.
+        unsafe {
+            asm!(
+                "tileloaddt1 tmm{}, [{} + {}]",
+                const T, in(reg) from, in(reg) stride,
+                options(nostack, readonly, preserves_flags),
+            );
+        }
+    }
+
+    #[inline(always)]
     unsafe fn dot<const C: u8, const A: u8, const B: u8>() {
         // SAFETY: the compiler keeps nothing in these registers.
         unsafe {

@@ -11,7 +11,10 @@ mod software;
 #[cfg(test)]
 mod tests;
 
-use super::kernel::{Columns, Kernel};
+use std::mem::MaybeUninit;
+
+use super::avx512;
+use super::kernel::{Columns, Kernel, PART, WHOLE};
 use super::pack::amx::{pack_a, pack_b};
 use super::store::Store;
 
@@ -25,6 +28,10 @@ pub(super) const MR: usize = 2 * SIDE;
 pub(super) const NR: usize = 2 * SIDE;
 /// Words of a row of a register.
 pub(super) const WORDS: usize = 16;
+/// The most depths of a block.
+const DEPTHS: usize = 768;
+/// Depths of which a panel of A stays in the first-level cache while those of B, and further depths of its own, pass by.
+const NEAR_DEPTHS: usize = 640;
 /// Bytes of a row of a register.
 const ROW_BYTES: usize = WORDS * size_of::<u32>();
 
@@ -44,6 +51,11 @@ pub(super) trait Tiles {
     /// # Safety
     /// The registers must be configured, the rows readable.
     unsafe fn load<const T: u8>(from: *const u32, stride: usize);
+    /// As [`Tiles::load`], for rows that are not needed soon again: they do not drive others out of the first-level cache.
+    ///
+    /// # Safety
+    /// As for [`Tiles::load`].
+    unsafe fn load_passing<const T: u8>(from: *const u32, stride: usize);
     /// Adds to the f32 numbers of register `C` the products of the pairs of bf16 of `A` and `B`.
     ///
     /// # Safety
@@ -69,13 +81,16 @@ const fn kernel<T: Tiles>(name: &'static str) -> Kernel {
         columns: NR,
         pack: 2,
         granule: 2 * WORDS,
-        block: 512,
+        block: DEPTHS / 2,
+        part: 4 * PART,
+        whole: WHOLE,
+        group: 12,
         in_place_rows: 0,
         pack_a,
         pack_b,
         tile: tile::<T>,
         lines: None,
-        stores_f16: true,
+        stores_f16: false,
         around: Some([T::configure, T::release]),
     }
 }
@@ -87,11 +102,16 @@ pub(super) fn is_available() -> bool {
 
 /// Runs chains of products in registers and returns their operations.
 pub(super) fn products(rounds: usize) -> usize {
+    // Products of zeros would take less power than others, at a higher frequency.
+    let numbers: [u32; SIDE * WORDS] = std::array::from_fn(|i| {
+        let number = |i: usize| (i as f32 * 0.618).fract().to_bits() >> 16;
+        number(2 * i) | number(2 * i + 1) << 16
+    });
     Hardware::configure();
-    // SAFETY: the registers are configured.
+    // SAFETY: the registers are configured, and as large as the numbers.
     unsafe {
-        Hardware::zero::<4>();
-        Hardware::zero::<5>();
+        Hardware::load::<4>(numbers.as_ptr(), ROW_BYTES);
+        Hardware::load::<5>(numbers.as_ptr(), ROW_BYTES);
         for _ in 0..rounds {
             Hardware::dot::<0, 4, 5>();
             Hardware::dot::<1, 4, 5>();
@@ -104,32 +124,43 @@ pub(super) fn products(rounds: usize) -> usize {
 }
 
 /// The sums of a tile.
-type Sums = [[f32; NR]; MR];
+#[repr(align(64))]
+struct Sums([[f32; NR]; MR]);
 
 /// Multiplies a panel of A by a panel of B over `words` words of each line, and stores the tile.
-unsafe fn tile<T: Tiles>(words: usize, a: *const u32, b: Columns, store: &Store) {
-    let mut sums: Sums = [[0.0; NR]; MR];
-    // SAFETY: passed on.
-    unsafe {
-        match (store.rows > SIDE, store.cols > SIDE) {
-            (true, true) => multiply::<T, true, true>(words, a, b, &mut sums),
-            (true, false) => multiply::<T, true, false>(words, a, b, &mut sums),
-            (false, true) => multiply::<T, false, true>(words, a, b, &mut sums),
-            (false, false) => multiply::<T, false, false>(words, a, b, &mut sums),
-        }
+unsafe fn tile<T: Tiles>(words: usize, a: *const u32, b: &Columns, store: &Store) {
+    let mut sums = MaybeUninit::<Sums>::uninit();
+    let (is_tall, is_wide) = (store.rows > SIDE, store.cols > SIDE);
+    if !(is_tall && is_wide) {
+        sums.write(Sums([[0.0; NR]; MR]));
     }
-    finish(store, &sums);
+    let to = sums.as_mut_ptr().cast::<f32>();
+    // SAFETY: passed on; all numbers are written.
+    let sums = unsafe {
+        match (is_tall, is_wide) {
+            (true, true) => multiply::<T, true, true>(words, a, b, to),
+            (true, false) => multiply::<T, true, false>(words, a, b, to),
+            (false, true) => multiply::<T, false, true>(words, a, b, to),
+            (false, false) => multiply::<T, false, false>(words, a, b, to),
+        }
+        sums.assume_init_ref()
+    };
+    if crate::simd::has_bf16() {
+        // SAFETY: the features are present; the caller vouches for the store.
+        unsafe { avx512::store_sums(&sums.0, store) };
+    } else {
+        finish(store, &sums.0);
+    }
 }
 
-/// Multiplies 16 rows, or `LOWER` 32, by 16 columns, or `RIGHT` 32.
+/// Multiplies 16 rows, or `LOWER` 32, by 16 columns, or `RIGHT` 32, and writes the sums as rows of [`NR`].
 #[inline(always)]
 unsafe fn multiply<T: Tiles, const LOWER: bool, const RIGHT: bool>(
     words: usize,
     a: *const u32,
-    Columns { at: b, step, .. }: Columns,
-    sums: &mut Sums,
+    &Columns { at: b, step, .. }: &Columns,
+    to: *mut f32,
 ) {
-    let to = sums.as_flattened_mut().as_mut_ptr();
     let b_bytes = step * size_of::<u32>();
     let c_bytes = NR * size_of::<f32>();
     // SAFETY: the caller vouches for the panels and for the configuration; the sums are those of the registers.
@@ -138,22 +169,14 @@ unsafe fn multiply<T: Tiles, const LOWER: bool, const RIGHT: bool>(
         T::zero::<1>();
         T::zero::<2>();
         T::zero::<3>();
-        for word in (0..words).step_by(WORDS) {
+        let near = words.min(NEAR_DEPTHS / 2);
+        for word in (0..near).step_by(WORDS) {
             let (a, b) = (a.add(word * MR), b.add(word * step));
-            T::load::<6>(b, b_bytes);
-            T::load::<4>(a, ROW_BYTES);
-            T::dot::<0, 4, 6>();
-            if RIGHT {
-                T::load::<7>(b.add(SIDE), b_bytes);
-                T::dot::<1, 4, 7>();
-            }
-            if LOWER {
-                T::load::<5>(a.add(SIDE * WORDS), ROW_BYTES);
-                T::dot::<2, 5, 6>();
-            }
-            if LOWER && RIGHT {
-                T::dot::<3, 5, 7>();
-            }
+            add_products::<T, LOWER, RIGHT, true>(a, b, b_bytes);
+        }
+        for word in (near..words).step_by(WORDS) {
+            let (a, b) = (a.add(word * MR), b.add(word * step));
+            add_products::<T, LOWER, RIGHT, false>(a, b, b_bytes);
         }
         T::store::<0>(to, c_bytes);
         T::store::<1>(to.add(SIDE), c_bytes);
@@ -162,8 +185,45 @@ unsafe fn multiply<T: Tiles, const LOWER: bool, const RIGHT: bool>(
     }
 }
 
+/// Adds the products of a register of depths to registers 0 to 3.
+#[inline(always)]
+unsafe fn add_products<T: Tiles, const LOWER: bool, const RIGHT: bool, const NEAR: bool>(
+    a: *const u32,
+    b: *const u32,
+    b_bytes: usize,
+) {
+    // SAFETY: the caller vouches for the depths.
+    unsafe {
+        T::load_passing::<6>(b, b_bytes);
+        load_left::<T, 4, NEAR>(a);
+        T::dot::<0, 4, 6>();
+        if RIGHT {
+            T::load_passing::<7>(b.add(SIDE), b_bytes);
+            T::dot::<1, 4, 7>();
+        }
+        if LOWER {
+            load_left::<T, 5, NEAR>(a.add(SIDE * WORDS));
+            T::dot::<2, 5, 6>();
+        }
+        if LOWER && RIGHT {
+            T::dot::<3, 5, 7>();
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn load_left<T: Tiles, const R: u8, const NEAR: bool>(a: *const u32) {
+    // SAFETY: passed on.
+    unsafe {
+        match NEAR {
+            true => T::load::<R>(a, ROW_BYTES),
+            false => T::load_passing::<R>(a, ROW_BYTES),
+        }
+    }
+}
+
 crate::simd::vectorized! {
-    fn finish(store: &Store, sums: &Sums) {
+    fn finish(store: &Store, sums: &[[f32; NR]; MR]) {
         // SAFETY: the caller of the micro-kernel vouches for the store.
         unsafe { store.finish::<NR>(sums.as_flattened().as_ptr()) }
     }

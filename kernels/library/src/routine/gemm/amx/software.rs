@@ -40,6 +40,11 @@ impl Tiles for Software {
         });
     }
 
+    unsafe fn load_passing<const T: u8>(from: *const u32, stride: usize) {
+        // SAFETY: passed on.
+        unsafe { Software::load::<T>(from, stride) };
+    }
+
     unsafe fn dot<const C: u8, const A: u8, const B: u8>() {
         with(|registers| {
             let [a, b] = [A, B].map(|register| registers[usize::from(register)]);

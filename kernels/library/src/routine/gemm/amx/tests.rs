@@ -28,6 +28,12 @@ fn instructions_are_encoded_as_in_the_manual() {
     assert!(release.windows(5).any(|w| w == [0xc4, 0xe2, 0x78, 0x49, 0xc0]), "{release:x?}");
     for (name, code, opcode, register) in [
         ("load", code(Hardware::load::<5> as *const ()), [0xc4, 0x02, 0x7b, 0x4b], 5),
+        (
+            "passing load",
+            code(Hardware::load_passing::<6> as *const ()),
+            [0xc4, 0x02, 0x79, 0x4b],
+            6,
+        ),
         ("store", code(Hardware::store::<3> as *const ()), [0xc4, 0x02, 0x7a, 0x4b], 3),
     ] {
         let at = find(&code, opcode).unwrap_or_else(|| panic!("{name}: {code:x?}"));

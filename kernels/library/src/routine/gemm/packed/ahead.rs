@@ -1,7 +1,7 @@
 //! Operands packed once for several GEMMs: the whole right operand, or the whole left one.
 
 use super::block::{Block, BlockedGemm, Left, Shared};
-use super::{MC, NOWHERE, PANELS};
+use super::{NOWHERE, PANELS};
 use crate::pool::Scratch;
 use crate::routine::gemm::kernel::Kernel;
 use crate::routine::gemm::pack::Source;
@@ -36,13 +36,35 @@ pub(in crate::routine::gemm) unsafe fn pack_whole(
     b: *const u8,
     out: *mut u8,
 ) {
+    for first in (0..whole.n.div_ceil(kernel.columns)).step_by(PANELS) {
+        // SAFETY: passed on.
+        unsafe { pack_columns(kernel, whole, first, b, out) };
+    }
+}
+
+/// Packs all depths of up to [`PANELS`] panels of the right operand, from a number on. Calls for other panels may run at the same time.
+///
+/// # Safety
+/// As for [`pack_whole`].
+pub(super) unsafe fn pack_columns(
+    kernel: &'static Kernel,
+    whole: &Gemm,
+    first: usize,
+    b: *const u8,
+    out: *mut u8,
+) {
     let (blocked, at) =
         BlockedGemm::new(kernel, &Gemm { m: 1, ..*whole }, Buffers { b, ..NOWHERE });
+    let columns = first * kernel.columns;
     blocked.each_block(|block| {
+        // Blocks have whole panels, but these may be those of two.
+        let last = block.cols.div_ceil(kernel.columns);
+        let begin = columns.saturating_sub(block.col) / kernel.columns;
+        let end = (columns + PANELS * kernel.columns).saturating_sub(block.col) / kernel.columns;
         let scratch = Shared { b: blocked.packed_at(out.cast(), &block), ..Shared::EMPTY };
-        for panel in (0..block.cols.div_ceil(kernel.columns)).step_by(PANELS) {
+        if begin < end.min(last) {
             // SAFETY: passed on.
-            unsafe { blocked.pack_panels(&at, &block, &scratch, panel) };
+            unsafe { blocked.pack_panels(&at, &block, &scratch, begin..end.min(last)) };
         }
     });
 }
@@ -60,17 +82,20 @@ pub(in crate::routine::gemm) unsafe fn run_packed(
     packed: *const u8,
 ) {
     let (mut blocked, at) = BlockedGemm::new(kernel, whole, at);
-    assert!(!blocked.is_swapped && whole.bias.is_none() && m <= whole.m);
-    let [a_bytes, _, partial_bytes, _] = blocked.scratch();
-    let [a, partial] = packing.split([a_bytes, partial_bytes]);
+    assert!(!blocked.is_swapped && m <= whole.m);
+    let [a_bytes, _, partial_bytes, bias_bytes] = blocked.scratch();
+    let [a, partial, bias] = packing.split([a_bytes, partial_bytes, bias_bytes]);
+    let shared = Shared { partial: partial.cast(), bias: bias.cast(), ..Shared::EMPTY };
+    // SAFETY: the part holds it.
+    unsafe { blocked.prepare_bias(&at, &shared) };
     blocked.shape = Gemm { m, n, k, ..blocked.shape };
     blocked.each_block(|mut block| {
         block.panel = kernel.columns * kernel.words(blocked.kc.min(whole.k - block.depth));
         let b = blocked.packed_at(packed.cast_mut().cast(), &block);
-        let scratch = Shared { b, partial: partial.cast(), ..Shared::EMPTY };
+        let scratch = Shared { b, ..shared };
         let all = (0, block.cols.div_ceil(kernel.columns));
-        for row in (0..block.rows).step_by(MC) {
-            let rows = row..block.rows.min(row + MC);
+        for row in (0..block.rows).step_by(kernel.part) {
+            let rows = row..block.rows.min(row + kernel.part);
             // SAFETY: the scratch parts are as large as asked for; the caller vouches for the rest.
             unsafe { blocked.multiply(&at, &block, &scratch, a.cast(), rows, all) };
         }
@@ -142,41 +167,45 @@ pub(in crate::routine::gemm) unsafe fn run_packed_left(
     packed: *const u8,
     right: &Right<'_>,
     c: *mut u8,
+    bias: *const u8,
 ) {
     let b = match right {
         Right::At(b) => *b,
         Right::Rows(_) => std::ptr::null(),
     };
-    let (mut blocked, at) = BlockedGemm::new(kernel, whole, Buffers { b, c, ..NOWHERE });
-    assert!(!blocked.is_swapped && whole.bias.is_none() && n <= whole.n);
+    let (mut blocked, at) = BlockedGemm::new(kernel, whole, Buffers { b, c, bias, ..NOWHERE });
+    assert!(!blocked.is_swapped && n <= whole.n);
     assert!(rows.start.is_multiple_of(kernel.rows) && rows.end <= whole.m);
-    let [_, b_bytes, partial_bytes, _] = blocked.scratch();
+    let [_, b_bytes, partial_bytes, bias_bytes] = blocked.scratch();
     let line_bytes = blocked.nc * whole.b.elem.size();
     let step = (LINES_BYTES / line_bytes).max(1).next_multiple_of(kernel.granule);
     let computed = if matches!(right, Right::Rows(_)) { step * n * whole.b.elem.size() } else { 0 };
-    let [b, partial, lines] = packing.split([b_bytes, partial_bytes, computed]);
+    let [b, partial, lines, bias] = packing.split([b_bytes, partial_bytes, computed, bias_bytes]);
     let left_part = blocked.left_part();
     blocked.shape = Gemm { m: rows.len(), n, ..blocked.shape };
     if matches!(right, Right::At(_)) {
         blocked = blocked.reading_in_place();
     }
-    let scratch = Shared { b: b.cast(), partial: partial.cast(), ..Shared::EMPTY };
+    let scratch = Shared { b: b.cast(), partial: partial.cast(), bias: bias.cast() };
+    // SAFETY: the part holds it.
+    unsafe { blocked.prepare_bias(&at, &scratch) };
     // SAFETY: the scratch parts are as large as asked for; the caller vouches for the rest.
     blocked.each_block(|block| unsafe {
         let panels = block.cols.div_ceil(kernel.columns);
         match right {
             Right::At(_) => {
                 for panel in (0..panels).step_by(PANELS) {
-                    blocked.pack_panels(&at, &block, &scratch, panel);
+                    let panels = panel..panels.min(panel + PANELS);
+                    blocked.pack_panels(&at, &block, &scratch, panels);
                 }
             }
             Right::Rows(rows) => blocked.pack_rows(&block, &scratch, (step, n), lines, rows),
         }
         let part = packed.cast::<u32>().add(block.depth / blocked.kc * left_part);
         let words = kernel.words(block.depths);
-        for row in (0..block.rows).step_by(MC) {
+        for row in (0..block.rows).step_by(kernel.part) {
             let a = part.add((rows.start + block.row + row) * words);
-            let rows = row..block.rows.min(row + MC);
+            let rows = row..block.rows.min(row + kernel.part);
             blocked.tiles(&at, &block, &scratch, Left::Panel(a), rows, (0, panels));
         }
     });

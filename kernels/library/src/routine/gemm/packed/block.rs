@@ -1,6 +1,6 @@
 //! A GEMM cut into blocks, and the products of a block.
 
-use super::{LINE_BYTES, LINES_PANELS, MC, NC, PANELS, PARTIAL_ROWS};
+use super::{LINE_BYTES, LINES_PANELS, NC, PARTIAL_ROWS};
 use crate::dtype::Elem;
 use crate::routine::convert::to_f32;
 use crate::routine::gemm::kernel::Kernel;
@@ -108,7 +108,7 @@ impl BlockedGemm {
         let sums_in_c = is_direct && shape.c.elem == Elem::F32;
         let has_partial = kc < shape.k && !sums_in_c;
         let mc = if has_partial { even_part(shape.m, PARTIAL_ROWS) } else { shape.m };
-        let mc = mc.next_multiple_of(MC);
+        let mc = mc.next_multiple_of(kernel.part);
         let col_blocks = shape.n.div_ceil(nc);
         let in_place = false;
         let blocked = BlockedGemm {
@@ -165,7 +165,7 @@ impl BlockedGemm {
     pub(super) fn scratch(&self) -> [usize; 4] {
         let word = size_of::<u32>();
         let words = self.kernel.words(self.kc);
-        let rows = MC.min(self.shape.m.next_multiple_of(self.kernel.rows));
+        let rows = self.kernel.part.min(self.shape.m.next_multiple_of(self.kernel.rows));
         let bias = if self.is_swapped { self.shape.m } else { self.shape.n };
         [
             rows * words * word,
@@ -213,19 +213,19 @@ impl BlockedGemm {
         }
     }
 
-    /// Packs some panels of B, from number `first` on, of which those that are read in place are left out.
+    /// Packs some panels of B, of which those that are read in place are left out.
     pub(super) unsafe fn pack_panels(
         &self,
         at: &Buffers,
         block: &Block,
         scratch: &Shared,
-        first: usize,
+        panels: Range<usize>,
     ) {
         let columns = self.kernel.columns;
-        let mut first = first;
+        let mut first = panels.start;
         if self.in_place {
             let whole = block.cols / columns;
-            if whole == block.cols.div_ceil(columns) || whole >= first + PANELS {
+            if whole == block.cols.div_ceil(columns) || whole >= panels.end {
                 return;
             }
             first = whole;
@@ -239,7 +239,7 @@ impl BlockedGemm {
             start: self.right_at(at, block, skip),
             line: col,
             depth: row,
-            lines: (PANELS * columns).min(block.cols - skip),
+            lines: (panels.end * columns).min(block.cols) - skip,
             depths: block.depths,
             panel: block.panel,
         };
@@ -253,7 +253,7 @@ impl BlockedGemm {
         elem.at(at.b, block.depth as isize * row + (block.col + column) as isize * col)
     }
 
-    /// Packs at most [`MC`] rows of A into `a` and multiplies them by a range of panels of B.
+    /// Packs at most [`Kernel::part`] rows of A into `a` and multiplies them by a range of panels of B.
     pub(super) unsafe fn multiply(
         &self,
         at: &Buffers,

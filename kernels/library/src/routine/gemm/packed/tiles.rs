@@ -11,7 +11,7 @@ use std::ops::Range;
 const MAX_TILE: usize = 32 * 32;
 
 impl BlockedGemm {
-    /// Multiplies up to `MC` rows by a range of panels of B.
+    /// Multiplies up to [`Kernel::part`] rows by a range of panels of B.
     pub(super) unsafe fn tiles(
         &self,
         at: &Buffers,
@@ -28,23 +28,37 @@ impl BlockedGemm {
         }
         // SAFETY: the panels are packed; the caller vouches for the buffers.
         unsafe {
-            for panel in first..last {
-                let mut b = match self.in_place && (panel + 1) * nr <= block.cols {
-                    true => {
-                        let at = self.right_at(at, block, panel * nr).cast::<u32>();
-                        let next = at.wrapping_add(nr);
-                        Columns { at, step: self.shape.b.row as usize, next }
+            let columns = |panel: usize| match self.in_place && (panel + 1) * nr <= block.cols {
+                true => {
+                    let at = self.right_at(at, block, panel * nr).cast::<u32>();
+                    (at, self.shape.b.row as usize, at.wrapping_add(nr))
+                }
+                false => {
+                    let at = scratch.b.add(panel * block.panel).cast_const();
+                    (at, nr, at)
+                }
+            };
+            let tile = |i: usize, panel: usize, b: &Columns| {
+                let a = a.skip_rows(i - rows.start, words);
+                let size = (mr.min(rows.end - i), nr.min(block.cols - panel * nr));
+                self.tile(at, block, scratch, (&a, b, words), (i, panel * nr), size);
+            };
+            if self.kernel.group > 0 {
+                for first in (first..last).step_by(self.kernel.group) {
+                    for i in rows.clone().step_by(mr) {
+                        for panel in first..last.min(first + self.kernel.group) {
+                            let (at, step, next) = columns(panel);
+                            tile(i, panel, &Columns { at, step, next });
+                        }
                     }
-                    false => {
-                        let at = scratch.b.add(panel * block.panel).cast_const();
-                        Columns { at, step: nr, next: at }
+                }
+            } else {
+                for panel in first..last {
+                    let (at, step, next) = columns(panel);
+                    for i in rows.clone().step_by(mr) {
+                        let next = if i == rows.start { next } else { at };
+                        tile(i, panel, &Columns { at, step, next });
                     }
-                };
-                for i in rows.clone().step_by(mr) {
-                    let a = a.skip_rows(i - rows.start, words);
-                    let size = (mr.min(rows.end - i), nr.min(block.cols - panel * nr));
-                    self.tile(at, block, scratch, (a, b, words), (i, panel * nr), size);
-                    b.next = b.at;
                 }
             }
         }
@@ -54,13 +68,13 @@ impl BlockedGemm {
     }
 
     /// Computes the tile at `(i, j)` of the block.
-    #[inline]
+    #[inline(always)]
     unsafe fn tile(
         &self,
         at: &Buffers,
         block: &Block,
         scratch: &Shared,
-        (a, b, words): (Left, Columns, usize),
+        (a, b, words): (&Left, &Columns, usize),
         (i, j): (usize, usize),
         (rows, cols): (usize, usize),
     ) {
@@ -112,7 +126,7 @@ impl BlockedGemm {
 
     /// Computes a tile whose elements of C the micro-kernel cannot store.
     #[cold]
-    unsafe fn scattered(&self, words: usize, a: Left, b: Columns, store: &Store) {
+    unsafe fn scattered(&self, words: usize, a: &Left, b: &Columns, store: &Store) {
         let nr = self.kernel.columns;
         let mut square = [0f32; MAX_TILE];
         let local = Store {
@@ -140,10 +154,11 @@ impl BlockedGemm {
     }
 
     /// Runs the micro-kernel.
-    unsafe fn run_kernel(&self, words: usize, a: Left, b: Columns, store: &Store) {
+    #[inline(always)]
+    unsafe fn run_kernel(&self, words: usize, a: &Left, b: &Columns, store: &Store) {
         // SAFETY: passed on.
         unsafe {
-            match (a, self.kernel.lines) {
+            match (*a, self.kernel.lines) {
                 (Left::Lines(a, line), Some(lines)) => lines(words, (a, line), b.at, store),
                 (Left::Lines(..), None) => unreachable!("lines are only read where they can be"),
                 (Left::Panel(a), _) => (self.kernel.tile)(words, a, b, store),
