@@ -15,8 +15,7 @@ use crate::routine::gemm::{Gemm, Operand};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// The largest and the smallest number of query rows of a tile: multiples of the rows of the bf16
-/// micro-kernel.
+/// The largest and the smallest number of query rows of a tile; the one is a multiple of the rows of all micro-kernels.
 const MAX_ROWS: usize = 96;
 const MIN_ROWS: usize = 48;
 /// Up to this many keys, causal tiles are small, to compute few masked scores.
@@ -180,10 +179,13 @@ impl Attention {
         GradientStrides { d_o: self.o, d_q: self.q, d_k: self.k, d_v: self.v }
     }
 
-    /// Query rows of a tile.
+    /// Query rows of a tile: whole panels of the micro-kernel.
     fn tile_rows(&self) -> usize {
-        let most = if self.causal && self.kv_len <= SHORT { MIN_ROWS } else { MAX_ROWS };
-        (TILE / self.kv_len.max(1)).clamp(MIN_ROWS, most).min(self.q_len.max(1))
+        let panel = Gemm::rows(self.elem);
+        let least = MIN_ROWS.next_multiple_of(panel);
+        let most = if self.causal && self.kv_len <= SHORT { least } else { MAX_ROWS };
+        let rows = (TILE / self.kv_len.max(1)).clamp(least, most) / panel * panel;
+        rows.min(self.q_len.max(1))
     }
 
     /// The keys that query `i` may see.
