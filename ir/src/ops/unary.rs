@@ -101,6 +101,27 @@ functions! {
     }
 }
 
+impl UnaryFn {
+    /// Whether processors have no instruction for it.
+    pub fn is_transcendental(self) -> bool {
+        use UnaryFn::*;
+        !matches!(
+            self,
+            Neg | Abs
+                | Sign
+                | Sqrt
+                | Rsqrt
+                | Reciprocal
+                | Floor
+                | Ceil
+                | Round
+                | Relu
+                | Not
+                | Detach
+        )
+    }
+}
+
 impl Operation for UnaryFn {
     fn examples() -> Vec<Self> {
         UnaryFn::ALL.to_vec()

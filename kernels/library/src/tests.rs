@@ -50,7 +50,7 @@ fn every_path_multiplies_and_convolves() {
         command.args(["routine::gemm", "routine::conv", "routine::attention"]).env(PATH, name);
         let output = command.output().expect("the test program runs");
         let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{name}: {said}");
+        assert!(output.status.success(), "{name}, {}: {said}", output.status);
         assert!(!said.contains(" 0 passed"), "{name}: {said}");
     }
 }

@@ -1,7 +1,7 @@
 //! Durations of kernels: the longer of their arithmetic and their memory traffic.
 
 use super::Device;
-use frit_ir::ops::{Conv, ConvGradInput, ConvGradWeight, MatMul, Window};
+use frit_ir::ops::{BinaryFn, Conv, ConvGradInput, ConvGradWeight, MatMul, Window};
 use frit_ir::{DType, Graph, Node, Op, TensorType};
 
 /// A batch of matmuls `[m, k] × [k, n]`.
@@ -42,6 +42,9 @@ const SPLITS: &[usize] = &[1, 2, 4, 8];
 
 /// Attention's backward pass has five matmuls for the forward's two, and less reuse of its tiles.
 const ATTENTION_BACKWARD: f64 = 0.75;
+
+/// Vector operations in whose time a processor computes a function such as eˣ or tanh, by a polynomial and a division, as measured on the CPU.
+const FUNCTION: f64 = 70.0;
 
 /// Fraction of the rate of a GEMM that convolutions reach: they move windows through tensor cores.
 const CONVOLUTION: f64 = 0.75;
@@ -188,16 +191,45 @@ impl Device {
                 let part = if is_in_tiles { IN_TILES } else { 1.0 };
                 part * flops / rate(0, self.matmul_efficiency * CONVOLUTION)
             }
-            Op::Attention(_) => flops / rate(0, self.attention_efficiency),
-            Op::AttentionGrad(_) => flops / rate(1, self.attention_efficiency * ATTENTION_BACKWARD),
-            _ => flops / (1e12 * self.vector_tflops),
+            Op::Attention(_) => flops * self.attention_seconds(dtype(0)),
+            Op::AttentionGrad(_) => flops * self.attention_seconds(dtype(1)) / ATTENTION_BACKWARD,
+            _ => {
+                let functions = if self.has_matrix_units() { 0 } else { functions(graph, node) };
+                (flops + FUNCTION * functions as f64) / (1e12 * self.vector_tflops)
+            }
         }
+    }
+
+    /// Seconds of an operation of attention, forward. On a processor the softmax between the matmuls takes as long whatever the type of these.
+    fn attention_seconds(&self, dtype: DType) -> f64 {
+        let at = |dtype: DType, efficiency: f64| 1.0 / (self.peak_flops(dtype) * efficiency);
+        if self.has_matrix_units() {
+            return at(dtype, self.attention_efficiency);
+        }
+        let (single, matmuls) = (DType::F32, self.matmul_efficiency);
+        let softmax = at(single, self.attention_efficiency) - at(single, matmuls);
+        at(dtype, matmuls) + softmax.max(0.0)
     }
 
     /// Seconds of a copy, a fill, or any kernel without arithmetic to speak of.
     pub fn copy_seconds(&self, bytes: u64) -> f64 {
         1e-6 * self.launch_us + bytes as f64 / self.bytes_per_second()
     }
+}
+
+/// Elements of a node of which each takes a function that processors have no instruction for.
+fn functions(graph: &Graph, node: &Node) -> usize {
+    use BinaryFn::{GeluGrad, GeluTanhGrad, Pow, SiluGrad};
+    let is_function = match &node.op {
+        Op::Unary(f) => f.is_transcendental(),
+        Op::Binary(f) => matches!(f, GeluGrad | GeluTanhGrad | Pow | SiluGrad),
+        op => matches!(
+            op,
+            Op::Softmax(_) | Op::LogSoftmax(_) | Op::CrossEntropy(_) | Op::CrossEntropyGrad(_)
+        ),
+    };
+    let largest = node.inputs.iter().map(|v| graph.ty(*v).shape.numel()).max();
+    largest.filter(|_| is_function).unwrap_or(0)
 }
 
 /// Whether processors compute a convolution of f32 numbers by kernels of these sizes in tiles.

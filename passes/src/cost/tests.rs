@@ -97,6 +97,43 @@ fn a_large_gemm_that_rounds_its_operands_is_faster_and_pays_for_the_rounding() {
     assert!(seconds(256, true) > seconds(256, false), "launches are not free");
 }
 
+/// The seconds of a graph's only kernel, whose operand is `%x` of a type and a shape.
+fn seconds_of(device: &Device, (dtype, shape): (&str, &str), kernel: &str) -> f64 {
+    let leaf = format!("{{\"dtype\": \"{dtype}\", \"shape\": [{shape}]}}");
+    let text = format!(
+        "graph @g world=1 {{\n%x: {dtype}[{shape}] = input {{name = \"x\", ty = {leaf}}}\n\
+         {kernel}\nreturn %y as \"y\"\n}}"
+    );
+    let graph = frit_ir::text::parse(&text).unwrap_or_else(|e| panic!("{e:?}\n{text}"));
+    device.kernel_seconds(&graph, 0)
+}
+
+#[test]
+fn softmax_takes_a_processor_as_long_in_bf16() {
+    let ratio = |device: &Device| {
+        let [low, wide] = ["bf16", "f32"].map(|dtype| {
+            let attention = format!(
+                "%y: {dtype}[8, 12, 512, 64], %l: f32[8, 12, 512] = attention %x, %x, %x {{scale = 0.125}}"
+            );
+            seconds_of(device, (dtype, "8, 12, 512, 64"), &attention)
+        });
+        low / wide
+    };
+    let amx = Device::cpu("+avx512f,+avx512bf16,+amx-tile,+amx-bf16");
+    assert!((0.5..0.7).contains(&ratio(&amx)), "{}", ratio(&amx));
+    assert!(ratio(&Device::h100()) < 0.1);
+}
+
+#[test]
+fn functions_without_an_instruction_cost_a_processor_more_than_others() {
+    let cpu = Device::cpu("+avx512f");
+    let seconds = |device: &Device, f: &str| {
+        seconds_of(device, ("f32", "1000, 1000"), &format!("%y: f32[1000, 1000] = {f} %x"))
+    };
+    assert!(seconds(&cpu, "tanh") > 50.0 * seconds(&cpu, "relu"));
+    assert_eq!(seconds(&Device::h100(), "tanh"), seconds(&Device::h100(), "relu"));
+}
+
 #[test]
 fn a_processor_computes_convolutions_of_three_by_three_taps_in_tiles() {
     let seconds = |device: &Device, dtype: DType, stride: usize, taps: usize| {

@@ -223,8 +223,11 @@ impl<'a, D: Driver> Cuda<'a, D> {
         limits: Limits,
     ) -> Result<Self, RunError> {
         let (driver, ranks) = (Rc::new(driver), Rc::new(ranks));
-        let ready = Ready::new(dir, &*driver, &ranks, &limits).inspect_err(|e| ranks.fail(e))?;
-        let ended = driver.create_event(false)?;
+        let prepare = || -> Result<_, RunError> {
+            let ready = Ready::new(dir, &*driver, &ranks, &limits)?;
+            Ok((ready, driver.create_event(false)?))
+        };
+        let (ready, ended) = prepare().inspect_err(|e| ranks.fail(e))?;
         let turns = Rc::new(Turns { last: Cell::new(ready.issuer.compute()), ended });
         Ok(Cuda { plan: &dir.plan, driver, ranks, limits, turns, ready, parts: Vec::new() })
     }

@@ -202,7 +202,6 @@ impl Attention {
                 }
                 line[..hidden].fill(f32::NEG_INFINITY);
                 softmax::probabilities(&mut line[..padded], *lse.add(row));
-                let line = &mut line[..tile.keys];
                 line[seen..].fill(0.0);
                 self.narrow(line, tile, row, parts.narrow);
             }
@@ -234,7 +233,7 @@ impl Attention {
                 let line = tile.line(parts.dp, row);
                 softmax::score_gradient(tile.line(parts.p, row), line, d);
                 if let (Some(mask), false) = (&self.mask, outputs.d_mask.is_null()) {
-                    softmax::add_to_mask(mask, outputs.d_mask, tile, row, line);
+                    softmax::add_to_mask(mask, outputs.d_mask, tile, row, &line[..tile.keys]);
                 }
                 self.narrow(line, tile, row, parts.narrow);
             }
@@ -267,13 +266,13 @@ impl Attention {
 }
 
 impl Tile {
-    /// A row of scores.
+    /// A row of scores in whole lanes, of which those behind the keys mean nothing.
     ///
     /// # Safety
     /// `scores` must hold the tile, and no other reference to the row may exist.
     unsafe fn line<'a>(&self, scores: *mut f32, row: usize) -> &'a mut [f32] {
         // SAFETY: the caller vouches for the tile.
-        unsafe { std::slice::from_raw_parts_mut(scores.add(row * self.stride), self.keys) }
+        unsafe { std::slice::from_raw_parts_mut(scores.add(row * self.stride), self.lanes()) }
     }
 }
 

@@ -129,7 +129,6 @@ impl Attention {
                 }
                 line[..hidden].fill(f32::NEG_INFINITY);
                 let (sum, row_lse) = softmax::exponentials(&mut line[..padded]);
-                let line = &mut line[..tile.keys];
                 line[seen..].fill(0.0);
                 if self.elem != Elem::F32 {
                     let to = self.elem.at_mut(narrow, (row * tile.stride) as isize);

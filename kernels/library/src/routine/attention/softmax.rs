@@ -112,7 +112,7 @@ pub(super) fn probabilities(scores: &mut [f32], lse: f32) {
 
 /// A row of scores, prepared for the functions above.
 pub(super) struct Row<'a> {
-    /// The scores, at least up to the keys of the tile and to `padded`.
+    /// The scores, up to the keys of the tile rounded up to whole lanes: no function has to compute a rest.
     pub(super) line: &'a mut [f32],
     /// End of the keys visible to the row.
     pub(super) seen: usize,
@@ -138,9 +138,16 @@ impl<'a> Row<'a> {
             for key in seen..padded {
                 start.add(key).write(f32::NEG_INFINITY);
             }
-            let line = std::slice::from_raw_parts_mut(start, tile.keys.max(padded));
+            let line = std::slice::from_raw_parts_mut(start, tile.lanes());
             Row { line, seen, hidden, padded }
         }
+    }
+}
+
+impl Tile {
+    /// The keys rounded up to whole lanes.
+    pub(super) fn lanes(&self) -> usize {
+        self.keys.next_multiple_of(LANES)
     }
 }
 

@@ -163,8 +163,8 @@ macro_rules! tile {
                 let Columns { at: mut b, step, mut next } = *b;
                 let mut a = a;
                 for _ in 0..words {
-                    _mm_prefetch::<_MM_HINT_T1>(next.cast());
-                    _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(16).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(next.cast());
+                    _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(16).cast());
                     $step(&mut acc, a, b);
                     a = a.add(MR);
                     b = b.wrapping_add(step);

@@ -57,7 +57,8 @@ pub(super) struct Columns {
     pub(super) at: *const u32,
     /// Words between two depths: those of the columns in a panel.
     pub(super) step: usize,
-    /// The columns that are needed next, which the kernel may fetch into the cache: processors do not foresee depths that are far apart.
+    /// Where the words are that are needed when as many depths are done, which the kernel may fetch into the cache: of this panel, or where
+    /// columns are read in place of the next one, as processors do not foresee depths that are far apart.
     pub(super) next: *const u32,
 }
 

@@ -88,6 +88,9 @@ pub struct Gemm {
     pub alpha: f32,
 }
 
+/// The bias of a GEMM without one.
+const NO_BIAS: *const u8 = std::ptr::null();
+
 /// The pointers of one GEMM.
 #[derive(Clone, Copy)]
 struct Buffers {
@@ -261,16 +264,7 @@ impl Gemm {
         let right = packed::Right::Rows(rows);
         // SAFETY: passed on.
         unsafe {
-            packed::run_packed_left(
-                kernel,
-                self,
-                size,
-                packing,
-                packed,
-                &right,
-                c,
-                std::ptr::null(),
-            )
+            packed::run_packed_left(kernel, self, size, packing, packed, &right, (c, NO_BIAS))
         };
     }
 
@@ -301,8 +295,7 @@ impl Gemm {
                     packing,
                     packed,
                     &right,
-                    c,
-                    std::ptr::null(),
+                    (c, NO_BIAS),
                 );
             }
             let a = self.a.elem.at(a, rows.start as isize * self.a.row);

@@ -26,6 +26,8 @@ const PANELS: usize = 8;
 /// The most panels of B for which rows of A are read in place, and of which distance in bytes these may not be multiples.
 const LINES_PANELS: usize = 8;
 const LINE_BYTES: usize = 1024;
+/// Bytes after which lines of the first-level cache repeat, on processors that look them up by the offset in a page.
+const PAGE_BYTES: usize = 4096;
 /// Tasks per thread, so that uneven ones level out.
 const TASKS_PER_THREAD: usize = 4;
 /// A batch of GEMMs smaller than this (in multiplications) is spread as whole GEMMs.

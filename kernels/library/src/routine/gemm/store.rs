@@ -55,6 +55,21 @@ impl Store {
         }
     }
 
+    /// Fetches a row of a tile below this one into the second-level cache; it may be that of no tile.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(super) fn prefetch_below(&self, row: usize) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        let line = self.elem.at(self.c, row as isize * self.c_row);
+        // SAFETY: as for `prefetch`.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T1>(line.cast());
+            if self.elem == Elem::F32 {
+                _mm_prefetch::<_MM_HINT_T1>(line.wrapping_add(64).cast());
+            }
+        }
+    }
+
     /// Stores the tile whose `W` columns of sums lie row after row at `sums`. Compiled with the features of the micro-kernel that calls it.
     ///
     /// # Safety

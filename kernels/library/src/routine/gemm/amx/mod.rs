@@ -138,10 +138,10 @@ unsafe fn tile<T: Tiles>(words: usize, a: *const u32, b: &Columns, store: &Store
     // SAFETY: passed on; all numbers are written.
     let sums = unsafe {
         match (is_tall, is_wide) {
-            (true, true) => multiply::<T, true, true>(words, a, b, to),
-            (true, false) => multiply::<T, true, false>(words, a, b, to),
-            (false, true) => multiply::<T, false, true>(words, a, b, to),
-            (false, false) => multiply::<T, false, false>(words, a, b, to),
+            (true, true) => multiply::<T, true, true>(words, a, b, store, to),
+            (true, false) => multiply::<T, true, false>(words, a, b, store, to),
+            (false, true) => multiply::<T, false, true>(words, a, b, store, to),
+            (false, false) => multiply::<T, false, false>(words, a, b, store, to),
         }
         sums.assume_init_ref()
     };
@@ -159,8 +159,13 @@ unsafe fn multiply<T: Tiles, const LOWER: bool, const RIGHT: bool>(
     words: usize,
     a: *const u32,
     &Columns { at: b, step, .. }: &Columns,
+    store: &Store,
     to: *mut f32,
 ) {
+    // Those of the tile below are fetched little by little, as loads of operands wait for the same buffers.
+    let rows = MR.div_ceil(words / WORDS);
+    let mut below = MR..2 * MR;
+    let mut fetch = || below.by_ref().take(rows).for_each(|row| store.prefetch_below(row));
     let b_bytes = step * size_of::<u32>();
     let c_bytes = NR * size_of::<f32>();
     // SAFETY: the caller vouches for the panels and for the configuration; the sums are those of the registers.
@@ -172,10 +177,12 @@ unsafe fn multiply<T: Tiles, const LOWER: bool, const RIGHT: bool>(
         let near = words.min(NEAR_DEPTHS / 2);
         for word in (0..near).step_by(WORDS) {
             let (a, b) = (a.add(word * MR), b.add(word * step));
+            fetch();
             add_products::<T, LOWER, RIGHT, true>(a, b, b_bytes);
         }
         for word in (near..words).step_by(WORDS) {
             let (a, b) = (a.add(word * MR), b.add(word * step));
+            fetch();
             add_products::<T, LOWER, RIGHT, false>(a, b, b_bytes);
         }
         T::store::<0>(to, c_bytes);

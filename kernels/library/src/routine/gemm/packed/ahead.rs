@@ -154,7 +154,7 @@ pub(in crate::routine::gemm) unsafe fn pack_left(
 }
 
 /// Multiplies some rows of a packed left operand by the first `n` columns of the right one; `c` is where
-/// the first of these rows goes.
+/// the first of these rows goes. The bias may be null without one.
 ///
 /// # Safety
 /// As for [`Gemm::run`]; `packed` must come from [`pack_left`] of the same GEMM, and the rows begin at a
@@ -166,8 +166,7 @@ pub(in crate::routine::gemm) unsafe fn run_packed_left(
     packing: &mut Scratch,
     packed: *const u8,
     right: &Right<'_>,
-    c: *mut u8,
-    bias: *const u8,
+    (c, bias): (*mut u8, *const u8),
 ) {
     let b = match right {
         Right::At(b) => *b,

@@ -1,6 +1,6 @@
 //! A GEMM cut into blocks, and the products of a block.
 
-use super::{LINE_BYTES, LINES_PANELS, NC, PARTIAL_ROWS};
+use super::{LINE_BYTES, LINES_PANELS, NC, PAGE_BYTES, PARTIAL_ROWS};
 use crate::dtype::Elem;
 use crate::routine::convert::to_f32;
 use crate::routine::gemm::kernel::Kernel;
@@ -126,10 +126,13 @@ impl BlockedGemm {
         (blocked, at)
     }
 
-    /// Reads columns of B in memory where they are, if they need not be converted and too few rows of A share them for packing to pay.
+    /// Reads columns of B in memory where they are, if they need not be converted and too few rows of A share them for packing to pay. Depths
+    /// that are whole pages apart would share the same lines of the first-level cache.
     pub(super) fn reading_in_place(mut self) -> BlockedGemm {
         let Gemm { m, b: Operand { elem, row, col, .. }, .. } = self.shape;
-        self.in_place = elem == Elem::F32 && col == 1 && row > 0 && m <= self.kernel.in_place_rows;
+        let collide = (row.unsigned_abs() * elem.size()).is_multiple_of(PAGE_BYTES);
+        let is_plain = elem == Elem::F32 && col == 1 && row > 0 && !collide;
+        self.in_place = is_plain && m <= self.kernel.in_place_rows;
         self
     }
 

@@ -7,6 +7,9 @@ use crate::routine::gemm::store::Store;
 use crate::routine::gemm::{Buffers, Operand};
 use std::ops::Range;
 
+/// Depths of a packed panel in which it comes from the second-level cache.
+const AHEAD: usize = 16;
+
 /// The most elements of a tile of any kernel.
 const MAX_TILE: usize = 32 * 32;
 
@@ -35,7 +38,7 @@ impl BlockedGemm {
                 }
                 false => {
                     let at = scratch.b.add(panel * block.panel).cast_const();
-                    (at, nr, at)
+                    (at, nr, at.wrapping_add(AHEAD * nr))
                 }
             };
             let tile = |i: usize, panel: usize, b: &Columns| {

@@ -45,16 +45,8 @@ pub(super) unsafe fn run(kernel: &'static Kernel, shape: &Gemm, pool: &Pool, at:
                 let c = shape.c.elem.at_mut(at.c, first * shape.c.col);
                 let bias = shape.bias.map_or(at.bias, |elem| elem.at(at.bias, first));
                 let (size, packing) = ((0..m, columns), &mut worker.packing);
-                ahead::run_packed_left(
-                    kernel,
-                    &part,
-                    size,
-                    packing,
-                    left,
-                    &ahead::Right::At(b),
-                    c,
-                    bias,
-                );
+                let right = ahead::Right::At(b);
+                ahead::run_packed_left(kernel, &part, size, packing, left, &right, (c, bias));
             });
         } else {
             let [right] = pool.common([ahead::packed_bytes(kernel, shape)]);
@@ -70,16 +62,9 @@ pub(super) unsafe fn run(kernel: &'static Kernel, shape: &Gemm, pool: &Pool, at:
                 let first = (chunk * step) as isize;
                 let a = shape.a.elem.at(at.a, first * shape.a.row);
                 let c = shape.c.elem.at_mut(at.c, first * shape.c.row);
-                let part = Gemm { m: step, ..*shape };
+                let (part, size) = (Gemm { m: step, ..*shape }, (rows, n, shape.k));
                 let at = Buffers { a, c, ..at };
-                ahead::run_packed(
-                    kernel,
-                    &part,
-                    (rows, n, shape.k),
-                    &mut worker.packing,
-                    at,
-                    right,
-                );
+                ahead::run_packed(kernel, &part, size, &mut worker.packing, at, right);
             });
         }
     }
