@@ -15,7 +15,7 @@ use crate::routine::gemm::{Gemm, Operand};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// The largest and the smallest number of query rows of a tile; the one is a multiple of the rows of all micro-kernels.
+/// The largest and the smallest number of query rows of a tile; the largest is a multiple of the rows of all micro-kernels.
 const MAX_ROWS: usize = 96;
 const MIN_ROWS: usize = 48;
 /// Up to this many keys, causal tiles are small, to compute few masked scores.

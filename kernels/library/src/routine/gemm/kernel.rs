@@ -5,7 +5,8 @@ use super::store::Store;
 use crate::dtype::Elem;
 use std::sync::OnceLock;
 
-/// Rows of A that are packed at a time: with the depths of a block they fill a part of the second-level cache.
+/// Rows that are a multiple of those of all kernels, of which so many are packed at a time that with the depths of a block they fill a part
+/// of the second-level cache.
 pub(super) const PART: usize = 96;
 /// The most bytes of an operand that is packed as a whole.
 pub(super) const WHOLE: usize = 16 << 20;

@@ -44,14 +44,6 @@ impl Store {
                 _mm_prefetch::<_MM_HINT_T0>(line.cast());
                 _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(64).cast());
             }
-            if !self.partial.is_null() {
-                let line = self.partial.wrapping_offset(row as isize * self.partial_row);
-                // SAFETY: as above.
-                unsafe {
-                    _mm_prefetch::<_MM_HINT_T0>(line.cast());
-                    _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(16).cast());
-                }
-            }
         }
     }
 

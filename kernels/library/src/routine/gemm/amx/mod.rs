@@ -130,14 +130,10 @@ struct Sums([[f32; NR]; MR]);
 /// Multiplies a panel of A by a panel of B over `words` words of each line, and stores the tile.
 unsafe fn tile<T: Tiles>(words: usize, a: *const u32, b: &Columns, store: &Store) {
     let mut sums = MaybeUninit::<Sums>::uninit();
-    let (is_tall, is_wide) = (store.rows > SIDE, store.cols > SIDE);
-    if !(is_tall && is_wide) {
-        sums.write(Sums([[0.0; NR]; MR]));
-    }
     let to = sums.as_mut_ptr().cast::<f32>();
-    // SAFETY: passed on; all numbers are written.
+    // SAFETY: passed on; all registers are stored, so all numbers are written.
     let sums = unsafe {
-        match (is_tall, is_wide) {
+        match (store.rows > SIDE, store.cols > SIDE) {
             (true, true) => multiply::<T, true, true>(words, a, b, store, to),
             (true, false) => multiply::<T, true, false>(words, a, b, store, to),
             (false, true) => multiply::<T, false, true>(words, a, b, store, to),

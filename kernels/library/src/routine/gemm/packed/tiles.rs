@@ -34,11 +34,11 @@ impl BlockedGemm {
             let columns = |panel: usize| match self.in_place && (panel + 1) * nr <= block.cols {
                 true => {
                     let at = self.right_at(at, block, panel * nr).cast::<u32>();
-                    (at, self.shape.b.row as usize, at.wrapping_add(nr))
+                    Columns { at, step: self.shape.b.row as usize, next: at.wrapping_add(nr) }
                 }
                 false => {
                     let at = scratch.b.add(panel * block.panel).cast_const();
-                    (at, nr, at.wrapping_add(AHEAD * nr))
+                    Columns { at, step: nr, next: at.wrapping_add(AHEAD * nr) }
                 }
             };
             let tile = |i: usize, panel: usize, b: &Columns| {
@@ -47,20 +47,19 @@ impl BlockedGemm {
                 self.tile(at, block, scratch, (&a, b, words), (i, panel * nr), size);
             };
             if self.kernel.group > 0 {
-                for first in (first..last).step_by(self.kernel.group) {
+                for group in (first..last).step_by(self.kernel.group) {
                     for i in rows.clone().step_by(mr) {
-                        for panel in first..last.min(first + self.kernel.group) {
-                            let (at, step, next) = columns(panel);
-                            tile(i, panel, &Columns { at, step, next });
+                        for panel in group..last.min(group + self.kernel.group) {
+                            tile(i, panel, &columns(panel));
                         }
                     }
                 }
             } else {
                 for panel in first..last {
-                    let (at, step, next) = columns(panel);
+                    let b = columns(panel);
+                    let again = Columns { next: b.at, ..b };
                     for i in rows.clone().step_by(mr) {
-                        let next = if i == rows.start { next } else { at };
-                        tile(i, panel, &Columns { at, step, next });
+                        tile(i, panel, if i == rows.start { &b } else { &again });
                     }
                 }
             }
