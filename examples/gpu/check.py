@@ -169,8 +169,11 @@ class Check:
             return [[(f"{e['name']} kernels", lambda e=e: r.kernels(e)), (f"{e['name']} steps", lambda e=e: r.steps(e))]
                     for e in entries]
 
+        def first(entries):
+            return ("first", [[(e["name"], lambda e=e: r.first(e)) for e in entries]], 1)
+
         def times(entries):
-            return [[item for e in entries for item in self.time_rows(r, e)]]
+            return ("time", [[item for e in entries for item in self.time_rows(r, e)]], 1)
 
         sanitized = [[(f"{e['name']} {tool}", lambda e=e, tool=tool: r.sanitized(e, tool))]
                      for e in self.of("sanitize") for tool in ("memcheck", "racecheck")]
@@ -178,14 +181,16 @@ class Check:
             ("machine", [[("libraries", r.libraries), ("nvidia-smi", r.nvidia_smi), ("pytorch", r.pytorch),
                           ("ceilings", r.ceilings)]], 1),
             ("smoke", checked(smoke), self.jobs),
-            ("first", [[(e["name"], lambda e=e: r.first(e)) for e in timed]], 1),
+            first(timed[:1]),
             ("correctness", checked(core), self.jobs),
             ("train", [[(e["name"], lambda e=e: r.training(e)) for e in self.of("train")]], 1),
-            ("time", times(timed[:1]), 1),
-            ("time", times(timed[1:2]), 1),
+            times(timed[:1]),
             ("correctness", checked(rest), self.jobs),
             ("ranks", [self.rank_rows(r)], 1),
-            ("time", times(timed[2:]), 1),
+            first(timed[1:2]),
+            times(timed[1:2]),
+            first(timed[2:]),
+            times(timed[2:]),
             ("sanitize", sanitized, self.jobs),
         ]
 

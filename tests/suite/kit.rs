@@ -167,14 +167,19 @@ fn stages_come_in_order_and_every_row_names_its_software() {
         "time",
         "correctness",
         "ranks",
+        "first",
+        "time",
+        "first",
+        "time",
         "sanitize",
     ];
     assert_eq!(order, expected, "{}", called.said);
-    // The GPU is opened first; models that matter most are timed, and checked, before others.
+    // The GPU is opened first; models that matter most are checked, and timed, before others.
     let row = |text: &str| position(&called.said, text);
     assert!(row("ok   machine context") < row("ok   machine libraries"));
     assert!(row("correctness operations-fp32 steps") < row("train gpt2_tiny-fp32-4-1"));
-    assert!(row("time bert_tiny-bf16-8-1 frit") < row("correctness bert-fp32 kernels"));
+    assert!(row("time gpt2_tiny-bf16-8-1 frit") < row("correctness bert-fp32 kernels"));
+    assert!(row("correctness bert-fp32 kernels") < row("first bert_tiny-bf16-8-1"));
     for (stage, name) in [("smoke", "mlp-fp32 kernels"), ("time", "gpt2_tiny-bf16-8-1 llm.c")] {
         let row = called.row(stage, name);
         assert_eq!(row["ok"], true, "{row}");
