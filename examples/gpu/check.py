@@ -47,7 +47,7 @@ class Check:
         lines = [json.loads(line) for line in (KIT / "kit.jsonl").read_text().splitlines()]
         self.kit, self.entries = lines[0], lines[1:]
         self.out, self.work = pathlib.Path(a.out), pathlib.Path(a.work)
-        self.only, self.again, self.jobs = a.only, a.again, a.jobs
+        self.only, self.without, self.again, self.jobs = a.only, a.without, a.again, a.jobs
         for folder in (self.out, self.work):
             folder.mkdir(parents=True, exist_ok=True)
         self.cuda = self.kit["device"] == "cuda"
@@ -136,10 +136,13 @@ class Check:
     def do(self, stage, groups, jobs=1):
         """Makes the rows that groups of names and functions say, several groups at once."""
 
+        def is_wanted(name):
+            # What every row says of its machine is not chosen.
+            return stage == "machine" or (self.only in name and not any(text in f"{stage} {name}" for text in self.without))
+
         def work(group):
             for name, make in group:
-                # What every row says of its machine is not chosen.
-                if (stage == "machine" or self.only in name) and not self.is_done(stage, name) and self.runner.left() > 0:
+                if is_wanted(name) and not self.is_done(stage, name) and self.runner.left() > 0:
                     self.make(stage, name, make)
 
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
@@ -283,6 +286,8 @@ def main():
     p.add_argument("--out", default=os.environ.get("OUT") or "check-out")
     p.add_argument("--from", dest="earlier", metavar="DIR", help="a folder with results of an earlier call")
     p.add_argument("--only", default="", metavar="TEXT", help="rows whose name holds TEXT")
+    p.add_argument("--without", default=[], action="append", metavar="TEXT",
+                   help="no rows whose stage and name hold TEXT; may be given several times")
     p.add_argument("--again", metavar="TEXT", help="also rows that are done, where stage and name hold TEXT")
     p.add_argument("--jobs", type=int, default=max(1, min(4, (os.cpu_count() or 1) // 4)),
                    help="rows of smoke, correctness and sanitize at once")

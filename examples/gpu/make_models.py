@@ -242,15 +242,18 @@ def resnet(name, blocks, width, image, classes):
 def attention_heads(name, head_sizes, seq, vocab):
     """A layer of attention per head size, in turn causal and not, and of one and of two query heads per key head.
 
-    The length fills no tile of any kernel.
+    The length fills no tile of any kernel. What a layer reads is normalized: otherwise the stream would grow from layer to
+    layer until the softmax is all but one-hot, and gradients would be differences of equal numbers.
     """
     params = [param("wte.weight", "vocab", "width", init=normal(0.3))]
     nodes = [node("embedding", ["wte.weight", "input_ids"], ["h0"], "wte")]
     for i, size in enumerate(head_sizes):
         scope, groups = f"attention_{size}", 1 + i // 2 % 2
+        params += norm_params(f"{scope}.norm")
+        nodes.append(norm(scope, f"h{i}", f"{scope}.norm", f"n{i}"))
         for x, n in (("q", 2), ("k", groups), ("v", groups)):
-            params.append(param(f"{scope}.{x}.weight", "width", n * size, init=normal(0.3)))
-            nodes.append(node("matmul", [f"h{i}", f"{scope}.{x}.weight"], [f"{x}{i}_wide"], scope))
+            params.append(param(f"{scope}.{x}.weight", "width", n * size, init=normal(0.15)))
+            nodes.append(node("matmul", [f"n{i}", f"{scope}.{x}.weight"], [f"{x}{i}_wide"], scope))
             nodes.append(node("reshape", [f"{x}{i}_wide"], [f"{x}{i}_rows"], scope, shape=["batch", "seq", n, size]))
             nodes.append(node("transpose", [f"{x}{i}_rows"], [f"{x}{i}"], scope, perm=[0, 2, 1, 3]))
         operands = [f"{x}{i}" for x in "qkv"]
@@ -260,8 +263,9 @@ def attention_heads(name, head_sizes, seq, vocab):
         params.append(param(f"{scope}.out.weight", 2 * size, "width", init=normal(0.1)))
         nodes.append(node("matmul", [f"y{i}_wide", f"{scope}.out.weight"], [f"o{i}"], scope))
         nodes.append(node("add", [f"h{i}", f"o{i}"], [f"h{i + 1}"], scope))
-    last = f"h{len(head_sizes)}"
-    nodes.append(node("matmul", [last, "wte.weight"], ["logits"], "lm_head", trans_b=True))
+    params += norm_params("norm")
+    nodes.append(norm("norm", f"h{len(head_sizes)}", "norm", "last"))
+    nodes.append(node("matmul", ["last", "wte.weight"], ["logits"], "lm_head", trans_b=True))
     return model(name, {"batch": None, "seq": seq, "width": 48, "vocab": vocab}, TOKENS, params, nodes)
 
 
