@@ -35,7 +35,7 @@ fi
 
 rm -rf "$kit"
 mkdir -p "$kit"/{bin,plans,data,references}
-strip -o "$kit/bin/frit-run" "$FRIT_RUN"
+strip --strip-debug -o "$kit/bin/frit-run" "$FRIT_RUN"
 cp "$here"/{check.sh,check.py,rows.py,process.py,table.py,tensors.py,peer.py,llmc.py,make_models.py} "$kit"
 cp examples/char_gpt2/data.bin "$kit/data/characters.bin"
 # The smallest vocabulary of those that are timed has them all.

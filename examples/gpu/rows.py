@@ -39,6 +39,8 @@ TUNING_SECONDS = {"time": 60, "train": 60}
 CHECKED_TUNING_SECONDS = 10
 # Seconds for a program that is timed; compiling with all candidates measured takes longest.
 PEER_SECONDS = {"max-autotune-no-cudagraphs": 420}
+# Seconds within which a rank ends after another was killed.
+KILLED_SECONDS = 20
 # Of a model with more parameters the weights are not handed from program to program: each makes its own, alike.
 SHARED_PARAMETERS = 500e6
 
@@ -157,13 +159,16 @@ class Rows:
         found = tensors.losses(self.train(entry, 5, "--dump-grads", grads, *validation))
         loss, step = tensors.largest_deviation(found, expected)
         grad, worst = tensors.compare(grads, reference / "grads.safetensors")
-        precision = entry["precision"]
-        ok = loss <= LOSS_TOLERANCE[precision] and grad <= GRAD_TOLERANCE[precision]
+        precision, exact = entry["precision"], KIT / "references" / f"{entry['model']}-fp32" / "grads.safetensors"
+        # Where rounding alone changes the gradients more, as behind normalization over few examples, the CPU's are no closer to
+        # exact ones either.
+        rounding, _ = tensors.compare(reference / "grads.safetensors", exact) if exact.exists() else (0.0, None)
+        ok = loss <= LOSS_TOLERANCE[precision] and grad <= max(GRAD_TOLERANCE[precision], rounding)
         note = f"losses differ by {loss:.1e} (most in step {step}), gradients by {grad:.1e}"
         if worst:
             note += (f", most in `{worst['name']}`: {worst['error']:.1e} of its largest at {worst['at']}, {worst['found']} "
                      f"instead of {worst['expected']}")
-        return {"ok": ok, "loss_deviation": loss, "loss_step": step, "grad_deviation": grad, "worst": worst,
+        return {"ok": ok, "loss_deviation": loss, "loss_step": step, "grad_deviation": grad, "rounding": rounding, "worst": worst,
                 "losses": found, "expected_losses": expected, "note": "" if ok else note}
 
     def training(self, entry):
@@ -342,14 +347,25 @@ class Rows:
             last.send_signal(signal.SIGKILL)
             begin = time.monotonic()
             try:
-                code = first.wait(max(0.0, end - begin))
+                code = first.wait(min(KILLED_SECONDS, max(0.0, end - begin)))
             except subprocess.TimeoutExpired:
-                raise Failed("rank 0 hangs after another rank was killed") from None
+                raise Failed(f"rank 0 hangs after another rank was killed: {last_lines(said)}; {self.stack(first)}") from None
             after, text = time.monotonic() - begin, last_lines(said)
             return {"ok": code == 2 and "rank" in text, "note": f"rank 0 ended with {code} after {after:.1f} s: {text}"}
         finally:
             for process, _ in started:
                 self.check.runner.kill(process)
+
+    def stack(self, process):
+        """The calls in which the threads of a process are, as far as there is a debugger."""
+        debugger = next(filter(None, map(shutil.which, ("gdb", "cuda-gdb"))), None)
+        if debugger is None:
+            return "there is no gdb to say where"
+        try:
+            said = self.run([debugger, "-p", process.pid, "-batch", "-ex", "thread apply all backtrace 16"], 20)
+        except Failed as e:
+            return f"gdb: {e}"
+        return " / ".join(line.strip() for line in said.splitlines() if re.match(r"#|Thread ", line))[:6000]
 
     def sanitized(self, entry, tool):
         program = shutil.which("compute-sanitizer") or next(

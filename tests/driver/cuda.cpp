@@ -428,6 +428,10 @@ PUBLIC bool frit_device_has(const void* at, size_t bytes) {
     IN_TURN;
     return find(at, bytes) != nullptr;
 }
+PUBLIC bool frit_device_has_graphs() {
+    IN_TURN;
+    return !executables.empty();
+}
 PUBLIC void frit_device_count(const char* what) {
     IN_TURN;
     count(what);

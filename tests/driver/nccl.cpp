@@ -26,6 +26,7 @@
 extern "C" void frit_device_put_in_turn(void* stream, void** turn, bool (*work)(void*), void* data);
 extern "C" bool frit_device_has(const void* at, size_t bytes);
 extern "C" void frit_device_violate(const char* rule);
+extern "C" bool frit_device_has_graphs();
 extern "C" void frit_device_count(const char* what);
 
 namespace {
@@ -344,6 +345,8 @@ static int join(Communicator** made, int ranks, const Identity& id, int rank, bo
     return asked(all);
 }
 PUBLIC int ncclCommAbort(Communicator* all) {
+    // The library waits for them without end.
+    if (frit_device_has_graphs()) frit_device_violate("ncclCommAbort before graphs are destroyed");
     all->aborted = true;
     return all->blocking ? SUCCESS : IN_PROGRESS;
 }

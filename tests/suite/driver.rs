@@ -475,5 +475,6 @@ fn a_rank_whose_kernel_fails_ends_the_others_that_wait_for_it() {
         }
         assert!(ended[1].said.contains("an illegal memory access"), "{}", ended[1].said);
         assert!(ended[0].said.contains("rank 1 stopped"), "{}", ended[0].said);
+        ended[0].expect_legal();
     }
 }

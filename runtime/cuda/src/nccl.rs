@@ -16,6 +16,7 @@ use frit_ir::plan::Team;
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// The library.
@@ -29,6 +30,8 @@ pub(super) const LIBRARY: Wanted = Wanted {
 /// The oldest version with non-blocking communicators that can be split.
 const OLDEST: (u32, u32) = (2, 18);
 const IN_PROGRESS: u32 = 7;
+/// The time within which communicators should have been aborted.
+const ABORT: Duration = Duration::from_secs(10);
 /// Answers to a configuration that the library does not take: `ncclInvalidArgument`, `ncclInvalidUsage`. Nothing was sent
 /// to other ranks before.
 const REFUSED: [u32; 2] = [4, 5];
@@ -215,12 +218,25 @@ impl Nccl {
         communicators.iter().find_map(error)
     }
 
-    /// Aborts all collectives; none can follow.
+    /// Aborts all collectives; none can follow. Captured graphs must have been destroyed.
     pub(super) fn abort(&self) {
-        // The communicators of teams first: they depend on that of all ranks.
-        for communicator in self.communicators.take().into_iter().rev() {
-            // SAFETY: the communicator was alive, and is not used again. Its result is irrelevant.
-            unsafe { (self.library.api.ncclCommAbort)(communicator) };
+        let (done, ended) = mpsc::channel();
+        // At once: one of them may wait until the GPU has ended the collectives of another.
+        let communicators = self.communicators.take();
+        let n = communicators.len();
+        for communicator in communicators {
+            let (abort, communicator, done) =
+                (self.library.api.ncclCommAbort, communicator as usize, done.clone());
+            std::thread::spawn(move || {
+                // SAFETY: the communicator was alive, and is not used again. Its result is irrelevant.
+                unsafe { abort(communicator as ncclComm_t) };
+                let _ = done.send(());
+            });
+        }
+        // The library may wait for a rank that is lost.
+        let end = Instant::now() + ABORT;
+        for _ in 0..n {
+            let _ = ended.recv_timeout(end.saturating_duration_since(Instant::now()));
         }
     }
 

@@ -14,7 +14,7 @@ use cudarc::driver::sys::{
 };
 use frit_ir::plan::Operation;
 use frit_ir::plan::Team;
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
@@ -37,6 +37,8 @@ pub struct Real {
     cudnn: Option<Cudnn>,
     nvrtc: OnceCell<Nvrtc>,
     nccl: Option<Nccl>,
+    /// Captured and not destroyed.
+    graphs: RefCell<Vec<GraphHandle>>,
 }
 
 /// The libraries that a plan needs besides the driver.
@@ -78,7 +80,8 @@ impl Real {
             let separator = if properties.libraries.is_empty() { "" } else { ", " };
             properties.libraries += &format!("{separator}{}", cudnn.name());
         }
-        let real = Real { machine, properties, opened, cublaslt, cudnn, nvrtc, nccl: None };
+        let graphs = RefCell::default();
+        let real = Real { machine, properties, opened, cublaslt, cudnn, nvrtc, nccl: None, graphs };
         if libraries.nvrtc {
             real.nvrtc()?;
         }
@@ -440,10 +443,13 @@ impl Driver for Real {
             self.check("cuGraphDestroy", (api.cuGraphDestroy)(graph))?;
             self.check("cuGraphUpload", (api.cuGraphUpload)(ready, stream(on)))?;
         }
-        Ok(GraphHandle(ready as usize))
+        let graph = GraphHandle(ready as usize);
+        self.graphs.borrow_mut().push(graph);
+        Ok(graph)
     }
 
     fn destroy_graph(&self, graph: GraphHandle) -> Result {
+        self.graphs.borrow_mut().retain(|other| *other != graph);
         // SAFETY: the graph was captured, and is launched no more.
         let code = unsafe { (self.machine.api.cuGraphExecDestroy)(graph.0 as CUgraphExec) };
         self.check("cuGraphExecDestroy", code)
@@ -468,8 +474,11 @@ impl Driver for Real {
     }
 
     fn abort(&self) {
-        if let Some(nccl) = &self.nccl {
-            nccl.abort();
+        let Some(nccl) = &self.nccl else { return };
+        // A communicator waits for the end of every graph that holds its collectives.
+        for graph in self.graphs.take() {
+            let _ = self.destroy_graph(graph);
         }
+        nccl.abort();
     }
 }

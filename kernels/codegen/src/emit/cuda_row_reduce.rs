@@ -2,7 +2,8 @@
 //!
 //! A block reduces one row: each thread reduces its columns, shuffles combine the threads of each warp, and shared
 //! memory combines the warps. Rows that need at most one warp share a block. If a thread has few vectors of a row, they
-//! stay in registers between levels; longer rows are read again at each level.
+//! stay in registers between levels; longer rows are read again at each level. Those have as many threads as a block can:
+//! the fewer rows are in progress, the more of them is still in L2 when it is read again.
 
 use super::cuda_block::{Shared, WARP, butterfly};
 use super::cuda_function::{Shape, thread_and_block};
@@ -13,11 +14,15 @@ use super::text::Val;
 use crate::error::Unsupported;
 use frit_ir::ops::ReduceFn;
 
+/// Threads per block, and for rows that would not fit the registers of those.
 const MAX_THREADS: usize = 512;
+const MAX_THREADS_LONG: usize = 1024;
 /// Threads per block where a row needs at most one warp.
 const FEW_THREADS: usize = 128;
 /// Maximum vectors of a row that a thread keeps in registers.
 const MAX_VECTORS: usize = 4;
+/// Vectors that a thread reads at once of a row that is not kept in registers, so that enough loads are in flight.
+const UNROLL: usize = 4;
 
 /// How a block's threads map to rows.
 #[derive(Clone, Copy)]
@@ -33,7 +38,8 @@ pub(crate) struct Tile {
 impl Tile {
     pub(crate) fn of(program: &Program, width: usize) -> Tile {
         let vectors = program.cols() / width;
-        let threads = vectors.next_power_of_two().min(MAX_THREADS);
+        let most = if vectors > MAX_VECTORS * MAX_THREADS { MAX_THREADS_LONG } else { MAX_THREADS };
+        let threads = vectors.next_power_of_two().min(most);
         let rows = match threads {
             1..=WARP => {
                 let rows = program.rows().next_power_of_two();
@@ -92,6 +98,42 @@ impl Tile {
                 part(e, thread, first, vectors, end > vectors)
             })
             .collect()
+    }
+}
+
+impl Tile {
+    /// Runs `f` at every vector of a thread, in order, with carried values.
+    fn each_vector(
+        self,
+        e: &mut Emitter<'_>,
+        thread: Val,
+        carried: &[Val],
+        mut f: impl FnMut(&mut Emitter<'_>, &[Val]) -> Vec<Val>,
+    ) -> Vec<Val> {
+        let round = self.threads * e.width;
+        let unrolled = e.program.cols() / (round * UNROLL) * (round * UNROLL);
+        let width = e.t.index(e.width);
+        let own = e.t.same("arith.muli", &[thread, width]);
+        let mut carried = carried.to_vec();
+        if unrolled > 0 {
+            let range = [own, e.t.index(unrolled), e.t.index(round * UNROLL)];
+            carried = e.for_loop(range, &carried, |e, first, carried| {
+                (0..UNROLL).fold(carried.to_vec(), |carried, k| {
+                    let offset = e.t.index(k * round);
+                    let col = e.t.same("arith.addi", &[first, offset]);
+                    e.at_col(col, None, |e| f(e, &carried))
+                })
+            });
+        }
+        if unrolled < e.program.cols() {
+            let offset = e.t.index(unrolled);
+            let first = e.t.same("arith.addi", &[own, offset]);
+            let range = [first, e.t.index(e.program.cols()), e.t.index(round)];
+            carried = e.for_loop(range, &carried, |e, col, carried| {
+                e.at_col(col, None, |e| f(e, carried))
+            });
+        }
+        carried
     }
 }
 
@@ -167,10 +209,7 @@ pub(crate) fn reduce(
             sums = e.resume(part.col, &mut part.scope, |e| accumulate(e, level, &sums, inside));
         }
         if parts.is_empty() {
-            let range = column_range(e, thread, threads);
-            sums = e.for_loop(range, &sums, |e, col, sums| {
-                e.at_col(col, None, |e| accumulate(e, level, sums, None))
-            });
+            sums = tile.each_vector(e, thread, &sums, |e, sums| accumulate(e, level, sums, None));
         }
         for (i, (&id, sum)) in level.iter().zip(sums).enumerate() {
             let (f, _) = e.reduction(id);
@@ -213,7 +252,7 @@ pub(crate) fn store(
             // One thread reads an element of the row that another may overwrite.
             e.t.line(format_args!("nvvm.barrier0"));
         }
-        guarded(e, &mut |e| store_elements(e, (thread, tile.threads), &full_stores, parts));
+        guarded(e, &mut |e| store_elements(e, tile, thread, &full_stores, parts));
     }
 }
 
@@ -241,7 +280,8 @@ fn store_of_row(e: &mut Emitter<'_>, thread: Val, stores: &[Store]) {
 /// Writes the results that have an element per column.
 fn store_elements(
     e: &mut Emitter<'_>,
-    (thread, threads): (Val, usize),
+    tile: Tile,
+    thread: Val,
     stores: &[Store],
     parts: &mut [Part],
 ) {
@@ -256,9 +296,8 @@ fn store_elements(
         }
     }
     if parts.is_empty() {
-        let range = column_range(e, thread, threads);
-        e.for_loop(range, &[], |e, col, _| {
-            e.at_col(col, None, |e| e.store_all(stores));
+        tile.each_vector(e, thread, &[], |e, _| {
+            e.store_all(stores);
             vec![]
         });
     }
@@ -283,12 +322,6 @@ fn part(e: &mut Emitter<'_>, thread: Val, first: usize, vectors: usize, partial:
         index = e.t.same("arith.minui", &[index, last]);
     }
     Part { col: e.t.same("arith.muli", &[index, width]), inside, scope: Scope::default() }
-}
-
-/// The columns of a thread, a vector each.
-fn column_range(e: &mut Emitter<'_>, thread: Val, threads: usize) -> [Val; 3] {
-    let (width, step) = (e.t.index(e.width), e.t.index(threads * e.width));
-    [e.t.same("arith.muli", &[thread, width]), e.t.index(e.program.cols()), step]
 }
 
 fn across_warps(e: &mut Emitter<'_>, f: ReduceFn, value: Val, thread: Val, shared: &Shared) -> Val {
