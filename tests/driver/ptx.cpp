@@ -90,6 +90,7 @@ template <class T, u32 N> void read_global(Thread& t, const Instruction& i) {
     check_access(at, sizeof(T) * N, sizeof(T) * N);
     for (u32 j = 0; j < N; j++) set<T>(t, i.to[j], at[j]);
 }
+void prefetch(Thread& t, const Instruction& i) { check_access(reinterpret_cast<const u8*>(get<u64>(t, i.to[0]) + i.offset), 1, 1); }
 template <class T, u32 N> void write_global(Thread& t, const Instruction& i) {
     auto* at = reinterpret_cast<T*>(get<u64>(t, i.to[0]) + i.offset);
     check_access(at, sizeof(T) * N, sizeof(T) * N);
@@ -237,7 +238,7 @@ const std::unordered_map<std::string, Run>& instructions() {
         {"cvt.rn.bf16x2.f32", pack_bf16}, {"cvt.rn.f16x2.f32", pack_f16},
         HALF("f16", from_f16, to_f16), HALF("bf16", from_bf16, to_bf16),
         {"bfe.u32", extract<u32>}, {"bfe.u64", extract<u64>},
-        {"prmt.b32", three<u32, u32, permute>}, {"shfl.sync.bfly.b32", shuffle}, {"bar.sync", barrier},
+        {"prmt.b32", three<u32, u32, permute>}, {"shfl.sync.bfly.b32", shuffle}, {"bar.sync", barrier}, {"prefetch.L2", prefetch},
         {"bra", jump}, {"bra.uni", jump}, {"ret", leave},
     };
     return all;

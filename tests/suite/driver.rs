@@ -478,3 +478,28 @@ fn a_rank_whose_kernel_fails_ends_the_others_that_wait_for_it() {
         ended[0].expect_legal();
     }
 }
+
+#[test]
+fn a_killed_rank_ends_the_others() {
+    let case = Case::new("mlp", &["precision.compute=fp32", "sharding.ranks=2"]);
+    for blocking in ["0", "1"] {
+        let gpu = Gpu::new().with("NCCL_COMM_BLOCKING", blocking);
+        let lines = gpu.dir.path().join("metrics.jsonl");
+        let path = lines.to_str().expect("a path in Unicode");
+        let arguments = case.arguments("run", &["--steps", "1000000", "--metrics", path]);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let mut ranks = gpu.start_ranks(&arguments, 2, &[]);
+        // Steps are graphs by then.
+        while std::fs::read_to_string(&lines).unwrap_or_default().lines().count() < 5 {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            assert!(ranks[0].child.try_wait().expect("a state").is_none(), "it has ended");
+        }
+        let mut last = ranks.pop().expect("two ranks");
+        last.child.kill().expect("killed");
+        let first = ranks.pop().expect("two ranks").wait();
+        assert_eq!(first.code, Some(2), "{}", first.said);
+        assert!(first.said.contains("rank 1"), "{}", first.said);
+        first.expect_legal();
+        last.wait();
+    }
+}

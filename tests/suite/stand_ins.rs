@@ -122,6 +122,16 @@ impl Gpu {
         ranks: usize,
         more: &[(usize, &str, &str)],
     ) -> Vec<Ended> {
+        self.start_ranks(arguments, ranks, more).into_iter().map(Started::wait).collect()
+    }
+
+    /// The same, without waiting for their ends.
+    pub(crate) fn start_ranks(
+        &self,
+        arguments: &[&str],
+        ranks: usize,
+        more: &[(usize, &str, &str)],
+    ) -> Vec<Started> {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port().to_string();
         drop(listener);
@@ -140,8 +150,7 @@ impl Gpu {
             variables.extend(own.map(|(_, name, value)| (*name, *value)));
             self.rank(arguments, rank, &variables)
         };
-        let started: Vec<Started> = (0..ranks).map(start).collect();
-        started.into_iter().map(Started::wait).collect()
+        (0..ranks).map(start).collect()
     }
 
     fn rank(&self, arguments: &[&str], rank: usize, variables: &[(&str, &str)]) -> Started {
@@ -168,13 +177,14 @@ impl Gpu {
     }
 }
 
-struct Started {
-    child: Child,
+/// A process that may not have ended.
+pub(crate) struct Started {
+    pub(crate) child: Child,
     log: PathBuf,
 }
 
 impl Started {
-    fn wait(self) -> Ended {
+    pub(crate) fn wait(self) -> Ended {
         let Output { status, stdout, stderr } = self.child.wait_with_output().expect("an end");
         let text = std::fs::read_to_string(&self.log).unwrap_or_default();
         let line = |line: &str| {

@@ -15,7 +15,10 @@ use frit_ir::ops::ReduceKind;
 use frit_ir::plan::Team;
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void};
+use std::io::Write;
+use std::process::ExitCode;
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -32,9 +35,23 @@ const OLDEST: (u32, u32) = (2, 18);
 const IN_PROGRESS: u32 = 7;
 /// The time within which communicators should have been aborted.
 const ABORT: Duration = Duration::from_secs(10);
+/// Whether collectives of this process were aborted.
+static ABORTED: AtomicBool = AtomicBool::new(false);
 /// Answers to a configuration that the library does not take: `ncclInvalidArgument`, `ncclInvalidUsage`. Nothing was sent
 /// to other ranks before.
 const REFUSED: [u32; 2] = [4, 5];
+
+/// The end of a program with this exit code. Once collectives were aborted, it ends without the exit handlers of NVIDIA's
+/// libraries, which wait for the GPU; there a collective may wait for a rank that is lost.
+pub fn end(code: u8) -> ExitCode {
+    if ABORTED.load(Ordering::Relaxed) {
+        // Nobody may be reading.
+        let _ = std::io::stdout().flush();
+        // SAFETY: files are closed by the system; nothing else is left to do.
+        unsafe { libc::_exit(code.into()) }
+    }
+    ExitCode::from(code)
+}
 
 /// `ncclConfig_t` as of version 2.14; later versions accept it by its size and version.
 #[repr(C)]
@@ -220,6 +237,7 @@ impl Nccl {
 
     /// Aborts all collectives; none can follow. Captured graphs must have been destroyed.
     pub(super) fn abort(&self) {
+        ABORTED.store(true, Ordering::Relaxed);
         let (done, ended) = mpsc::channel();
         // At once: one of them may wait until the GPU has ended the collectives of another.
         let communicators = self.communicators.take();

@@ -2,7 +2,7 @@
 //!
 //! The first kernel has as many blocks as are resident at a time, and each strides over the rows, reducing every one as
 //! [`super::cuda_row_reduce`] does. A thread processes the same columns of all its rows and accumulates the column
-//! reductions in registers. At the end the threads of a row write their sums to scratch memory, and a second kernel
+//! reductions in registers; meanwhile the elements of its next row are brought to L2. At the end the threads of a row write their sums to scratch memory, and a second kernel
 //! adds these in order, like the second stage of [`super::cuda_col_reduce`].
 
 use super::cuda_block::WARP;
@@ -67,6 +67,7 @@ pub(crate) fn rows(
     let begin = e.t.same("arith.muli", &[block, size]);
     let range = [begin, e.t.index(program.rows()), e.t.index(parts)];
     let sums = e.for_loop(range, &starts, |e, first, sums| {
+        prefetch_next(e, tile, first, parts, own, &columns);
         let row_inside = tile.set_row(e, first, own);
         let mut parts: Vec<Part> = columns.iter().map(Part::of_next_row).collect();
         reduce(e, tile, thread, &mut parts, &shared);
@@ -99,6 +100,28 @@ pub(crate) fn rows(
         }
     }
     Ok((tile.block(), [parts / tile.rows, 1]))
+}
+
+/// Prefetches the row that follows in a block: its threads have no registers left for the elements of two rows.
+fn prefetch_next(
+    e: &mut Emitter<'_>,
+    tile: Tile,
+    first: Val,
+    parts: usize,
+    own: Option<Val>,
+    columns: &[Part],
+) {
+    let (step, end) = (e.t.index(parts), e.t.index(e.program.rows()));
+    let next = e.t.same("arith.addi", &[first, step]);
+    let inside = e.t.cmpi("ult", next, end);
+    e.t.open_if(inside);
+    e.scope(|e| {
+        tile.set_row(e, next, own);
+        for part in columns {
+            e.at_col(part.col, None, Emitter::prefetch_row);
+        }
+    });
+    e.t.close();
 }
 
 fn both(e: &mut Emitter<'_>, a: Option<Val>, b: Option<Val>) -> Option<Val> {

@@ -21,8 +21,10 @@ const MAX_THREADS_LONG: usize = 1024;
 const FEW_THREADS: usize = 128;
 /// Maximum vectors of a row that a thread keeps in registers.
 const MAX_VECTORS: usize = 4;
-/// Vectors that a thread reads at once of a row that is not kept in registers, so that enough loads are in flight.
-const UNROLL: usize = 4;
+/// Vectors that a thread reads at once of a row that is not kept in registers, so that enough loads are in flight; and those
+/// whose results it writes at once.
+const READ_AT_ONCE: usize = 4;
+const WRITTEN_AT_ONCE: usize = 2;
 
 /// How a block's threads map to rows.
 #[derive(Clone, Copy)]
@@ -102,23 +104,24 @@ impl Tile {
 }
 
 impl Tile {
-    /// Runs `f` at every vector of a thread, in order, with carried values.
+    /// Runs `f` at every vector of a thread, in order, `unroll` of them in one iteration, with carried values.
     fn each_vector(
         self,
         e: &mut Emitter<'_>,
         thread: Val,
+        unroll: usize,
         carried: &[Val],
         mut f: impl FnMut(&mut Emitter<'_>, &[Val]) -> Vec<Val>,
     ) -> Vec<Val> {
         let round = self.threads * e.width;
-        let unrolled = e.program.cols() / (round * UNROLL) * (round * UNROLL);
+        let unrolled = e.program.cols() / (round * unroll) * (round * unroll);
         let width = e.t.index(e.width);
         let own = e.t.same("arith.muli", &[thread, width]);
         let mut carried = carried.to_vec();
         if unrolled > 0 {
-            let range = [own, e.t.index(unrolled), e.t.index(round * UNROLL)];
+            let range = [own, e.t.index(unrolled), e.t.index(round * unroll)];
             carried = e.for_loop(range, &carried, |e, first, carried| {
-                (0..UNROLL).fold(carried.to_vec(), |carried, k| {
+                (0..unroll).fold(carried.to_vec(), |carried, k| {
                     let offset = e.t.index(k * round);
                     let col = e.t.same("arith.addi", &[first, offset]);
                     e.at_col(col, None, |e| f(e, &carried))
@@ -209,7 +212,9 @@ pub(crate) fn reduce(
             sums = e.resume(part.col, &mut part.scope, |e| accumulate(e, level, &sums, inside));
         }
         if parts.is_empty() {
-            sums = tile.each_vector(e, thread, &sums, |e, sums| accumulate(e, level, sums, None));
+            sums = tile.each_vector(e, thread, READ_AT_ONCE, &sums, |e, sums| {
+                accumulate(e, level, sums, None)
+            });
         }
         for (i, (&id, sum)) in level.iter().zip(sums).enumerate() {
             let (f, _) = e.reduction(id);
@@ -296,7 +301,7 @@ fn store_elements(
         }
     }
     if parts.is_empty() {
-        tile.each_vector(e, thread, &[], |e, _| {
+        tile.each_vector(e, thread, WRITTEN_AT_ONCE, &[], |e, _| {
             e.store_all(stores);
             vec![]
         });

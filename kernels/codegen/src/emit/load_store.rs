@@ -116,6 +116,22 @@ pub(crate) fn load(t: &mut Text, buffer: Buffer, index: Val, access: Access, m: 
     widen(t, raw, buffer.dtype)
 }
 
+/// Lets a GPU bring the element at an index from memory to L2.
+pub(crate) fn prefetch(t: &mut Text, buffer: Buffer, index: Val, m: Memory) {
+    let (argument, memref) = (buffer.argument, buffer.ty(m));
+    let base = t.def(
+        Type(Elem::Index, 1),
+        format_args!("memref.extract_aligned_pointer_as_index %arg{argument} : {memref} -> index"),
+    );
+    let size = t.index(buffer.dtype.size());
+    let offset = t.same("arith.muli", &[index, size]);
+    let at = t.same("arith.addi", &[base, offset]);
+    let at = t.convert("arith.index_cast", at, Elem::I64);
+    t.line(format_args!(
+        "llvm.inline_asm has_side_effects asm_dialect = att \"prefetch.L2 [$0];\", \"l\" {at} : (i64) -> ()"
+    ));
+}
+
 /// Narrows values and writes them.
 pub(crate) fn store(
     t: &mut Text,

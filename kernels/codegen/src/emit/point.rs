@@ -337,6 +337,23 @@ impl<'p> Emitter<'p> {
         load_store::load(&mut self.t, buffer, index, access, self.memory)
     }
 
+    /// Lets a GPU bring what the current row has at the current columns from memory to L2.
+    pub(crate) fn prefetch_row(&mut self) {
+        let mut seen = HashSet::new();
+        for id in self.program.dag.ids().filter(|id| self.program.live[id.index()]) {
+            let Dependence { row, col } = self.program.depends(id);
+            if let Expr::Load { operand, at } = self.program.dag.get(id).clone()
+                && row
+                && col
+                && seen.insert((operand, at.constant, at.strides.clone()))
+            {
+                let (index, _) = self.address(&at);
+                let buffer = self.buffer(operand);
+                load_store::prefetch(&mut self.t, buffer, index, self.memory);
+            }
+        }
+    }
+
     /// The affine form as an i64, per lane.
     fn index(&mut self, at: &Affine, width: usize) -> Val {
         let stride = self.col_stride(at);

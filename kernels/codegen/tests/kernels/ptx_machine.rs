@@ -247,9 +247,17 @@ impl Machine<'_> {
                 }
                 "ret" => t.done = true,
                 "ld" | "st" => self.memory(t, instruction),
+                "prefetch" => self.prefetch(t, instruction),
                 _ => compute(&mut t.registers, instruction),
             }
         }
+    }
+
+    fn prefetch(&self, t: &Thread, i: &Instruction) {
+        let Arg::Mem(base, offset) = &i.args[0] else { panic!("{}", i.text) };
+        let at = value(&t.registers, base).wrapping_add(*offset as u64);
+        let buffer = &self.buffers[(at / SPACE) as usize - 1];
+        assert!(((at % SPACE) as usize) < buffer.len(), "outside of memory: {}", i.text);
     }
 
     fn memory(&mut self, t: &mut Thread, i: &Instruction) {
