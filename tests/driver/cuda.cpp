@@ -18,6 +18,7 @@
 #include <mutex>
 #include <set>
 #include <sstream>
+#include <thread>
 
 using namespace device;
 #define API extern "C" __attribute__((visibility("default"))) int
@@ -393,10 +394,25 @@ API cuGraphDestroy(Graph* graph) {
     return SUCCESS;
 }
 API cuGraphExecDestroy(Executable* graph) {
-    ENTER(CONTEXT);
-    EXPECT(executables.erase(graph) == 1, INVALID_HANDLE, "of no handle");
-    delete graph;
-    return SUCCESS;
+    {
+        ENTER(CONTEXT);
+        EXPECT(call.knows(executables, graph), INVALID_HANDLE, "of no handle");
+    }
+    // What runs of it ends first, however long that takes.
+    for (int polls = 0;; polls++) {
+        {
+            std::lock_guard<std::recursive_mutex> held(lock);
+            bool done = true;
+            for (const Put& op : graph->launched) done = finish(op) && done;
+            if (done || sticky_error() != SUCCESS || polls == 5000) {
+                if (polls == 5000) violate("cuGraphExecDestroy of what does not end");
+                executables.erase(graph);
+                delete graph;
+                return SUCCESS;
+            }
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
 }
 API cuGraphUpload(Executable* graph, Stream* stream) {
     ENTER(CONTEXT);

@@ -271,6 +271,9 @@ void launch(const Executable* graph, Stream* stream) {
         pending.push_back(op);
     }
     if (ops.empty()) return;
+    auto& launched = graph->launched;
+    launched.erase(std::remove_if(launched.begin(), launched.end(), [](const Put& op) { return op->done; }), launched.end());
+    launched.insert(launched.end(), ops.begin(), ops.end());
     stream->front.clear();
     for (size_t i = 0; i < ops.size(); i++)
         if (is_last[i]) stream->front.push_back(ops[i]);

@@ -66,7 +66,12 @@ struct Event {
     std::vector<size_t> nodes;
 };
 struct Graph { std::vector<Node> nodes; };
-struct Executable { std::vector<Node> nodes; bool by_priority; };
+struct Executable {
+    std::vector<Node> nodes;
+    bool by_priority;
+    // What was launched of it, perhaps done.
+    mutable std::vector<Put> launched = {};
+};
 
 // Memory, of the device or pinned on the host.
 struct Allocation { uintptr_t begin; size_t bytes; bool pinned; };

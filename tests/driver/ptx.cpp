@@ -59,6 +59,9 @@ u16 to_bf16(float x) { u16 bits; store_bf16(&bits, x); return bits; }
 float from_f16(u16 x) { return float(load_f16(&x)); }
 u16 to_f16(float x) { u16 bits; store_f16(&bits, x); return bits; }
 
+// Subnormal numbers are zero.
+float flush(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
+
 typedef void (*Run)(Thread&, const Instruction&);
 // `D` and `S` are the types of the result and of the operands.
 template <class D, class S, auto F> void one(Thread& t, const Instruction& i) { set<D>(t, i.to[0], F(get<S>(t, i.from[0]))); }
@@ -239,6 +242,7 @@ const std::unordered_map<std::string, Run>& instructions() {
         HALF("f16", from_f16, to_f16), HALF("bf16", from_bf16, to_bf16),
         {"bfe.u32", extract<u32>}, {"bfe.u64", extract<u64>},
         {"prmt.b32", three<u32, u32, permute>}, {"shfl.sync.bfly.b32", shuffle}, {"bar.sync", barrier}, {"prefetch.L2", prefetch},
+        {"ex2.approx.ftz.f32", one<float, float, F1(float, flush(std::exp2(flush(a))))>},
         {"bra", jump}, {"bra.uni", jump}, {"ret", leave},
     };
     return all;

@@ -206,7 +206,7 @@ impl Nccl {
                 late.then(|| format!("not all ranks connected within {seconds} s"))
             });
             if let Some(reason) = reason {
-                self.abort();
+                self.abort(|| ());
                 return Err(CudaError::Call { call, reason });
             }
             std::thread::sleep(Duration::from_micros(100));
@@ -235,22 +235,28 @@ impl Nccl {
         communicators.iter().find_map(error)
     }
 
-    /// Aborts all collectives; none can follow. Captured graphs must have been destroyed.
-    pub(super) fn abort(&self) {
+    /// Aborts all collectives; none can follow. Beside it `destroy_graphs` destroys what was captured: the library waits until no
+    /// graph holds its collectives, and the driver until a graph has ended, which one that waits for a lost rank does only
+    /// once it is aborted.
+    pub(super) fn abort(&self, destroy_graphs: impl FnOnce() + Send + 'static) {
         ABORTED.store(true, Ordering::Relaxed);
         let (done, ended) = mpsc::channel();
-        // At once: one of them may wait until the GPU has ended the collectives of another.
-        let communicators = self.communicators.take();
-        let n = communicators.len();
-        for communicator in communicators {
-            let (abort, communicator, done) =
-                (self.library.api.ncclCommAbort, communicator as usize, done.clone());
+        let begin = |work: Box<dyn FnOnce() + Send>| {
+            let done = done.clone();
             std::thread::spawn(move || {
-                // SAFETY: the communicator was alive, and is not used again. Its result is irrelevant.
-                unsafe { abort(communicator as ncclComm_t) };
+                work();
                 let _ = done.send(());
             });
+        };
+        // All at once: one communicator may wait until the GPU has ended the collectives of another.
+        let communicators = self.communicators.take();
+        let n = communicators.len() + 1;
+        let abort = self.library.api.ncclCommAbort;
+        for communicator in communicators.into_iter().map(|c| c as usize) {
+            // SAFETY: the communicator was alive, and is not used again. Its result is irrelevant.
+            begin(Box::new(move || _ = unsafe { abort(communicator as ncclComm_t) }));
         }
+        begin(Box::new(destroy_graphs));
         // The library may wait for a rank that is lost.
         let end = Instant::now() + ABORT;
         for _ in 0..n {

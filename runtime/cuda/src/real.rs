@@ -31,6 +31,7 @@ type Result<T = ()> = std::result::Result<T, CudaError>;
 /// A GPU of this machine and the libraries that a plan needs.
 pub struct Real {
     machine: Machine,
+    context: CUcontext,
     properties: Properties,
     opened: Instant,
     cublaslt: Option<CublasLt>,
@@ -81,7 +82,17 @@ impl Real {
             properties.libraries += &format!("{separator}{}", cudnn.name());
         }
         let graphs = RefCell::default();
-        let real = Real { machine, properties, opened, cublaslt, cudnn, nvrtc, nccl: None, graphs };
+        let real = Real {
+            machine,
+            context,
+            properties,
+            opened,
+            cublaslt,
+            cudnn,
+            nvrtc,
+            nccl: None,
+            graphs,
+        };
         if libraries.nvrtc {
             real.nvrtc()?;
         }
@@ -475,10 +486,18 @@ impl Driver for Real {
 
     fn abort(&self) {
         let Some(nccl) = &self.nccl else { return };
-        // A communicator waits for the end of every graph that holds its collectives.
-        for graph in self.graphs.take() {
-            let _ = self.destroy_graph(graph);
-        }
-        nccl.abort();
+        let (make_current, destroy) =
+            (self.machine.api.cuCtxSetCurrent, self.machine.api.cuGraphExecDestroy);
+        let (context, graphs) = (self.context as usize, self.graphs.take());
+        nccl.abort(move || {
+            // SAFETY: the context lives as long as the process; the graphs were captured, and are launched no more. That one
+            // cannot be destroyed is irrelevant.
+            unsafe {
+                make_current(context as CUcontext);
+                for graph in graphs {
+                    destroy(graph.0 as CUgraphExec);
+                }
+            }
+        });
     }
 }

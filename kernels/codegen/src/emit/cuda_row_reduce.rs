@@ -2,8 +2,7 @@
 //!
 //! A block reduces one row: each thread reduces its columns, shuffles combine the threads of each warp, and shared
 //! memory combines the warps. Rows that need at most one warp share a block. If a thread has few vectors of a row, they
-//! stay in registers between levels; longer rows are read again at each level. Those have as many threads as a block can:
-//! the fewer rows are in progress, the more of them is still in L2 when it is read again.
+//! stay in registers between levels; longer rows are read again at each level.
 
 use super::cuda_block::{Shared, WARP, butterfly};
 use super::cuda_function::{Shape, thread_and_block};
@@ -14,15 +13,13 @@ use super::text::Val;
 use crate::error::Unsupported;
 use frit_ir::ops::ReduceFn;
 
-/// Threads per block, and for rows that would not fit the registers of those.
 const MAX_THREADS: usize = 512;
-const MAX_THREADS_LONG: usize = 1024;
 /// Threads per block where a row needs at most one warp.
 const FEW_THREADS: usize = 128;
 /// Maximum vectors of a row that a thread keeps in registers.
 const MAX_VECTORS: usize = 4;
-/// Vectors that a thread reads at once of a row that is not kept in registers, so that enough loads are in flight; and those
-/// whose results it writes at once.
+/// Vectors that a thread reads at once of a row that is not kept in registers, so that enough loads are in flight and that
+/// most of the row needs no comparison with where its classes end; and those whose results it writes at once.
 const READ_AT_ONCE: usize = 4;
 const WRITTEN_AT_ONCE: usize = 2;
 
@@ -40,8 +37,7 @@ pub(crate) struct Tile {
 impl Tile {
     pub(crate) fn of(program: &Program, width: usize) -> Tile {
         let vectors = program.cols() / width;
-        let most = if vectors > MAX_VECTORS * MAX_THREADS { MAX_THREADS_LONG } else { MAX_THREADS };
-        let threads = vectors.next_power_of_two().min(most);
+        let threads = vectors.next_power_of_two().min(MAX_THREADS);
         let rows = match threads {
             1..=WARP => {
                 let rows = program.rows().next_power_of_two();
@@ -120,6 +116,7 @@ impl Tile {
         let mut carried = carried.to_vec();
         if unrolled > 0 {
             let range = [own, e.t.index(unrolled), e.t.index(round * unroll)];
+            e.end = unrolled;
             carried = e.for_loop(range, &carried, |e, first, carried| {
                 (0..unroll).fold(carried.to_vec(), |carried, k| {
                     let offset = e.t.index(k * round);
@@ -128,6 +125,7 @@ impl Tile {
                 })
             });
         }
+        e.end = e.program.cols();
         if unrolled < e.program.cols() {
             let offset = e.t.index(unrolled);
             let first = e.t.same("arith.addi", &[own, offset]);

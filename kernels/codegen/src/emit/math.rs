@@ -1,12 +1,13 @@
-//! Elementary functions on f32 scalars and vectors, as plain arithmetic that every target has.
+//! Elementary functions on f32 scalars and vectors, as plain arithmetic that every target has; on GPUs those made of `exp` use
+//! their instruction for 2ˣ.
 //!
 //! Polynomials are minimax fits (Remez, 50 digits) on the reduced ranges; reductions are those of
-//! Cody & Waite. Each function is within 4 ulp of the exact value, `exp` flushes results below the
+//! Cody & Waite. Each function is within 4 ulp of the exact value (on GPUs 6), `exp` flushes results below the
 //! smallest normal number to zero, `sin` and `cos` reduce their argument in f64 and hold for
 //! |x| < 2³⁰. NaN gives NaN. No float-to-integer conversion is used: for arguments out of range its
 //! result would be undefined, whereas adding 1.5·2²³ leaves the integer in the low bits.
 
-use super::text::{Elem, Text, Val};
+use super::text::{Elem, Text, Type, Val};
 
 /// Functions of one f32 that are emitted as instructions (`neg` and `abs` also of integers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,6 +76,8 @@ const MAGIC: f32 = 12_582_912.0;
 const MAGIC_F64: f64 = 6_755_399_441_055_744.0;
 /// ln 2 in two parts, the first exact in 9 bits.
 const LN2: [f32; 2] = [355.0 / 512.0, -2.121_944_4e-4];
+/// log₂e in two parts.
+const LOG2_E: [f32; 2] = [std::f32::consts::LOG2_E, 1.925_963e-8];
 /// π/2 in two parts.
 const HALF_PI: [f64; 2] = [std::f64::consts::FRAC_PI_2, 6.123_233_995_736_766e-17];
 
@@ -145,6 +148,9 @@ fn exp_parts(t: &mut Text, x: Val) -> (Val, Val, Val) {
 
 /// eˣ.
 fn exp(t: &mut Text, x: Val) -> Val {
+    if t.has_exp2 {
+        return exp_by_exp2(t, x);
+    }
     let width = x.width;
     let (shifted, _, rest) = exp_parts(t, x);
     let one = t.float(1.0, width);
@@ -163,6 +169,50 @@ fn exp(t: &mut Text, x: Val) -> Val {
     let value = t.select(under, zero, value);
     let over = t.cmpf("ogt", x, high);
     t.select(over, inf, value)
+}
+
+/// eˣ where 2ˣ is an instruction. x·log₂e = n + r with 0 ≤ r ≤ 1, up to rounding, and −127 ≤ n ≤ 128; the exponent field of 2ⁿ
+/// at the two ends is that of 0 and of infinity, and there 2ʳ is whatever is left: no argument has to be told apart.
+fn exp_by_exp2(t: &mut Text, x: Val) -> Val {
+    let width = x.width;
+    let (scale, half, magic) =
+        (t.float(LOG2_E[0], width), t.float(-0.5, width), t.float(MAGIC, width));
+    let y = t.same("math.fma", &[x, scale, half]);
+    let shifted = t.same("arith.addf", &[y, magic]);
+    let (low, high) = (t.float(MAGIC - 127.0, width), t.float(MAGIC + 128.0, width));
+    let shifted = t.same("arith.maxnumf", &[shifted, low]);
+    let shifted = t.same("arith.minnumf", &[shifted, high]);
+    let minus_n = t.same("arith.subf", &[magic, shifted]);
+    let r = t.same("math.fma", &[x, scale, minus_n]);
+    let rest = t.float(LOG2_E[1], width);
+    let r = t.same("math.fma", &[x, rest, r]);
+    let mantissa = exp2(t, r);
+    let bits = t.convert("arith.bitcast", shifted, Elem::I32);
+    let (by, bias) = (t.int(23, Elem::I32, width), t.int(127 << 23, Elem::I32, width));
+    let exponent = t.same("arith.shli", &[bits, by]);
+    let exponent = t.same("arith.addi", &[exponent, bias]);
+    let power = t.convert("arith.bitcast", exponent, Elem::F32);
+    t.same("arith.mulf", &[mantissa, power])
+}
+
+/// 2ˣ by the instruction, within 2 ulp; results below the smallest normal number are zero.
+fn exp2(t: &mut Text, x: Val) -> Val {
+    let (scalar, vector) = (Type(Elem::F32, 1), x.ty());
+    let of_lane = |t: &mut Text, lane: Val| {
+        let asm = "llvm.inline_asm asm_dialect = att \"ex2.approx.ftz.f32 $0, $1;\", \"=f,f\"";
+        t.def(scalar, format_args!("{asm} {lane} : (f32) -> f32"))
+    };
+    if x.width == 1 {
+        return of_lane(t, x);
+    }
+    let lanes: Vec<String> = (0..x.width)
+        .map(|k| {
+            let lane =
+                t.def(scalar, format_args!("vector.extract {x}[{k}] : {scalar} from {vector}"));
+            of_lane(t, lane).to_string()
+        })
+        .collect();
+    t.def(vector, format_args!("vector.from_elements {} : {vector}", lanes.join(", ")))
 }
 
 /// eˣ − 1, accurate near 0.

@@ -1,12 +1,12 @@
 //! Evaluates expressions at a point of the iteration space, each once per scope, as a scalar or a vector.
 
 use super::arithmetic::{binary, compare, convert, elem, max};
-use super::expr::{Expr, Id};
+use super::expr::{Expr, Id, Ty};
 use super::load_store::{self, Access, Buffer, Memory};
 use super::region::{Dependence, Program, Store, identity};
 use super::text::{Elem, Text, Type, Val};
 use super::view::Affine;
-use frit_ir::ops::{LogicalFn, ReduceFn};
+use frit_ir::ops::{CompareFn, LogicalFn, ReduceFn};
 use std::collections::{HashMap, HashSet};
 
 /// Values that are visible together.
@@ -37,6 +37,8 @@ pub(crate) struct Emitter<'p> {
     pub(crate) rows: Vec<Val>,
     /// First column of the vector being computed, and its active lanes.
     col: Option<(Val, Option<Val>)>,
+    /// Where the columns end that are being computed.
+    pub(crate) end: usize,
     scopes: Vec<Scope>,
     pub(crate) row_buffers: HashMap<Id, RowBuffer>,
 }
@@ -51,6 +53,7 @@ impl<'p> Emitter<'p> {
             arguments: (0..program.types.len()).collect(),
             rows: Vec::new(),
             col: None,
+            end: program.cols(),
             scopes: vec![Scope::default()],
             row_buffers: HashMap::new(),
         }
@@ -251,6 +254,25 @@ impl<'p> Emitter<'p> {
                 let operands = [a, b, c].map(|x| self.at_width(x, width));
                 self.t.same("math.fma", &operands)
             }
+            Expr::Compare(CompareFn::Lt, a, b) if self.is_below(a, b) => {
+                self.t.int(1, Elem::I1, width)
+            }
+            Expr::Compare(f, a, b) if width > 1 && !self.program.depends(b).col => {
+                match self.first_column(a) {
+                    // Lanes beside how far the first is from `b`: one instruction for each.
+                    Some(first) => {
+                        let b = self.value(b);
+                        let distance = self.t.same("arith.subi", &[b, first]);
+                        let distance = self.t.broadcast(distance, width);
+                        let lanes = self.t.ramp(1, Elem::I32, width);
+                        compare(&mut self.t, f, lanes, distance)
+                    }
+                    None => {
+                        let (a, b) = (self.vector(a), self.vector(b));
+                        compare(&mut self.t, f, a, b)
+                    }
+                }
+            }
             Expr::Compare(f, a, b) => {
                 let (a, b) = (self.at_width(a, width), self.at_width(b, width));
                 compare(&mut self.t, f, a, b)
@@ -278,6 +300,29 @@ impl<'p> Emitter<'p> {
             }
             Expr::Reduce(..) => unreachable!("invariant: reductions are bound before their users"),
         }
+    }
+
+    /// Whether all columns being computed, if they are what `a` is, are below the number `b`.
+    fn is_below(&self, a: Id, b: Id) -> bool {
+        let (Expr::Index(at), Expr::Int(limit, _)) =
+            (self.program.dag.get(a), self.program.dag.get(b))
+        else {
+            return false;
+        };
+        let (col, rows) = at.strides.split_last().expect("invariant: a space has a column");
+        let is_column = at.constant == 0 && *col == 1 && rows.iter().all(|&stride| stride == 0);
+        is_column && self.end as i64 <= *limit
+    }
+
+    /// The first of consecutive columns, if that is what the expression is as i32s.
+    fn first_column(&mut self, id: Id) -> Option<Val> {
+        let Expr::Convert(Ty::I32, index) = *self.program.dag.get(id) else { return None };
+        let Expr::Index(at) = self.program.dag.get(index).clone() else { return None };
+        if self.col_stride(&at) != 1 {
+            return None;
+        }
+        let (first, _) = self.address(&at);
+        Some(self.t.convert("arith.index_cast", first, Elem::I32))
     }
 
     fn at_width(&mut self, id: Id, width: usize) -> Val {

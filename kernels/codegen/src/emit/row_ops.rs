@@ -3,7 +3,7 @@
 //! Variances take two passes: the mean first, then the squared deviations.
 
 use super::composite::{both, rsqrt};
-use super::expr::{Expr, Id, Over, Ty};
+use super::expr::{Bin, Expr, Id, Over, Ty};
 use super::math::Un;
 use super::region::{Lowering, unsupported};
 use super::view::{DimView, Stop, View};
@@ -454,13 +454,18 @@ fn cross_entropy_grad(
     let classes = op.classes.unwrap_or(columns);
     let (is_class, nan) = (is_class(cx, label, classes), cx.dag.float(f32::NAN));
     let dloss = cx.dag.select(is_class, dloss, nan);
-    let class = column(cx, &view.0[axis], columns);
     let shifted = cx.dag.minus(x, lse);
     let softmax = cx.dag.un(Un::Exp, shifted);
+    // As i32, of which a GPU compares one per instruction; a label outside of the columns stays outside.
+    let (before, after) = (cx.dag.int(-1, Ty::I64), cx.dag.int(columns as i64, Ty::I64));
+    let near = cx.dag.add(Expr::Bin(Bin::Max, label, before), Ty::I64);
+    let near = cx.dag.add(Expr::Bin(Bin::Min, near, after), Ty::I64);
+    let column = column(cx, &view.0[axis], columns);
+    let (column, near) = (cx.dag.convert(Ty::I32, column), cx.dag.convert(Ty::I32, near));
+    let hit = cx.dag.compare(CompareFn::Eq, column, near);
     let (one, zero) = (cx.dag.float(1.0), cx.dag.float(0.0));
-    let hit = cx.dag.compare(CompareFn::Eq, class, label);
-    let less = cx.dag.minus(softmax, one);
-    let slope = cx.dag.select(hit, less, softmax);
+    let target = cx.dag.select(hit, one, zero);
+    let slope = cx.dag.minus(softmax, target);
     let grad = cx.dag.times(dloss, slope);
     let ignore = cx.dag.int(op.ignore_index, Ty::I64);
     let ignored = cx.dag.compare(CompareFn::Eq, label, ignore);

@@ -77,6 +77,8 @@ impl fmt::Display for Val {
 /// is visible everywhere.
 #[derive(Default)]
 pub(crate) struct Text {
+    /// Whether 2ˣ is an instruction, `ex2` of PTX.
+    pub(crate) has_exp2: bool,
     constants: String,
     body: String,
     known: HashMap<(Type, String), Val>,

@@ -1,23 +1,8 @@
 //! Powers, remainders, and integer division and bytes, on the host and on the PTX machine.
 
-use crate::harness::{Body, Case, check, compare};
-use crate::ptx_machine;
-use frit_codegen::compile_cuda;
+use crate::harness::{Body, Case, check, check_everywhere};
 use frit_ir::ops::{BinaryFn, Cast, FusionKind, UnaryFn};
 use frit_ir::{DType, Op, Tensor};
-
-/// Both targets compute the same expressions.
-fn check_everywhere(cases: &[Case]) {
-    check(cases);
-    for case in cases {
-        let module = compile_cuda(&[("k", &case.body, case.kind)], "sm_80").unwrap();
-        assert!(!module.ptx.contains(".extern"), "{}", module.ptx);
-        for (r, result) in ptx_machine::run(&module, &case.inputs).iter().enumerate() {
-            let what = format!("{} on CUDA, result {r}", case.name);
-            compare(&what, result, &case.expected[r], case.tolerance, case.floor);
-        }
-    }
-}
 
 /// `f` of every pair of `a` and `b`.
 fn every_pair(f: BinaryFn, a: &[f64], b: &[f64], tolerance: f64, is: fn(f64, f64) -> f64) -> Case {
@@ -59,7 +44,7 @@ fn powers_are_those_of_c() {
         every_pair(BinaryFn::Pow, &with(&bases), &with(&exponents), tolerance, f64::powf);
     // Subnormal results are rounded to a multiple of the smallest.
     case.floor = TINY[0];
-    check_everywhere(&[case]);
+    check_everywhere(&[case], 1.0);
 }
 
 #[test]
@@ -98,13 +83,16 @@ fn remainders_are_exact() {
         123_456.79,
     ];
     // Rust's remainder of f64 is exact.
-    check_everywhere(&[
-        every_pair(BinaryFn::Fmod, &numbers, &numbers, 0.0, |a, b| a % b),
-        every_pair(BinaryFn::Mod, &numbers, &numbers, 0.0, |a, b| {
-            let r = a % b;
-            if r != 0.0 && (r < 0.0) != (b < 0.0) { r + b } else { r }
-        }),
-    ]);
+    check_everywhere(
+        &[
+            every_pair(BinaryFn::Fmod, &numbers, &numbers, 0.0, |a, b| a % b),
+            every_pair(BinaryFn::Mod, &numbers, &numbers, 0.0, |a, b| {
+                let r = a % b;
+                if r != 0.0 && (r < 0.0) != (b < 0.0) { r + b } else { r }
+            }),
+        ],
+        1.0,
+    );
 }
 
 /// Operations on integers that have results for every operand.
@@ -176,7 +164,7 @@ fn integers_wrap_and_a_divisor_of_zero_gives_zero() {
             floor: 0.0,
         });
     }
-    check_everywhere(&cases);
+    check_everywhere(&cases, 1.0);
 }
 
 #[test]
@@ -201,5 +189,5 @@ fn bytes_from_other_types() {
             floor: 0.0,
         });
     }
-    check_everywhere(&cases);
+    check_everywhere(&cases, 1.0);
 }

@@ -1,6 +1,7 @@
 //! Compiles regions, runs them on tensors, and compares with expected values.
 
-use frit_codegen::{HostObject, HostTarget, KernelMeta, compile_host};
+use crate::ptx_machine;
+use frit_codegen::{HostObject, HostTarget, KernelMeta, compile_cuda, compile_host};
 use frit_ir::ops::{FusionKind, Input};
 use frit_ir::{DType, Graph, Op, Origin, OutputKind, Region, Tensor, TensorType, ValueId};
 use libloading::{Library, Symbol};
@@ -153,6 +154,19 @@ pub(crate) fn check_on(cases: &[Case], target: &HostTarget) {
         {
             let what = format!("{}, result {r}", case.name);
             compare(&what, result, expected, case.tolerance, case.floor);
+        }
+    }
+}
+
+/// Checks the same on this machine and on the PTX machine; there with `factor` times the tolerance.
+pub(crate) fn check_everywhere(cases: &[Case], factor: f64) {
+    check(cases);
+    for case in cases {
+        let module = compile_cuda(&[("k", &case.body, case.kind)], "sm_80").unwrap();
+        assert!(!module.ptx.contains(".extern"), "{}", module.ptx);
+        for (r, result) in ptx_machine::run(&module, &case.inputs).iter().enumerate() {
+            let what = format!("{} on CUDA, result {r}", case.name);
+            compare(&what, result, &case.expected[r], factor * case.tolerance, case.floor);
         }
     }
 }

@@ -399,6 +399,7 @@ fn float(op: &str, parts: &[String], x: &[f32], text: &str) -> f32 {
         "fma" => x[0].mul_add(x[1], x[2]),
         "div" => x[0] / x[1],
         "rcp" => 1.0 / x[0],
+        "ex2" => approximate_exp2(flush(x[0])),
         "sqrt" => x[0].sqrt(),
         "neg" => -x[0],
         "abs" => x[0].abs(),
@@ -406,6 +407,21 @@ fn float(op: &str, parts: &[String], x: &[f32], text: &str) -> f32 {
         "min" => x[0].min(x[1]),
         _ => panic!("{text}"),
     }
+}
+
+/// `ex2.approx` is exact for integers and within 2 ulp otherwise: as far off as it may be, in either direction.
+fn approximate_exp2(x: f32) -> f32 {
+    let exact = x.exp2();
+    if x.fract() == 0.0 || !exact.is_finite() {
+        return flush(exact);
+    }
+    let off = if x.to_bits().count_ones().is_multiple_of(2) { 2 } else { -2 };
+    flush(f32::from_bits(exact.to_bits().saturating_add_signed(off)))
+}
+
+/// Subnormal numbers are zero.
+fn flush(x: f32) -> f32 {
+    if x.is_subnormal() { 0.0_f32.copysign(x) } else { x }
 }
 
 fn double(op: &str, x: &[f64], text: &str) -> f64 {
@@ -511,7 +527,16 @@ fn convert(x: &[u64], op: &[String], text: &str) -> u64 {
         ("f64", "f32") => f64::from(single(x[0])).to_bits(),
         ("f32", "f64") => u64::from((f64::from_bits(x[0]) as f32).to_bits()),
         ("f64", "f64") if op[1] == "rmi" => f64::from_bits(x[0]).floor().to_bits(),
-        ("f32", "f32") if op[1] == "rmi" => u64::from(single(x[0]).floor().to_bits()),
+        ("f32", "f32") => {
+            let x = single(x[0]);
+            let whole = match op[1].as_str() {
+                "rmi" => x.floor(),
+                "rpi" => x.ceil(),
+                "rni" => x.round_ties_even(),
+                _ => panic!("{text}"),
+            };
+            u64::from(whole.to_bits())
+        }
         ("f64", from) if from.starts_with('s') => (signed(x[0], bits(from)) as f64).to_bits(),
         ("f32", "bf16") => u64::from(bf16::from_bits(x[0] as u16).to_f32().to_bits()),
         ("f32", "f16") => u64::from(f16::from_bits(x[0] as u16).to_f32().to_bits()),
