@@ -70,6 +70,12 @@ impl Device {
         }
     }
 
+    /// An H100 by itself at 700 W, as GPT-2 124M and 1558M ran on it (`docs/gpu.md`): all their GEMMs, epilogues included, and
+    /// attention with heads of 64, forward and backward, by cuDNN's deterministic engines.
+    pub fn h100_gemm() -> Device {
+        Device { matmul_efficiency: 0.72, attention_efficiency: 0.26, ..Device::h100() }
+    }
+
     /// NVIDIA H200 SXM: an H100 with more and faster memory.
     pub fn h200() -> Device {
         Device {
