@@ -7,5 +7,5 @@ use std::process::ExitCode;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    frit_runtime::end(frit::commands::main(std::env::args_os()))
+    ExitCode::from(frit::commands::main(std::env::args_os()))
 }

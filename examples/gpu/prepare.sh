@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Puts all that check.sh needs on a GPU machine into one folder and one archive of it, KIT.tar.xz: the lean frit-run,
-# stripped, plans, data, what the same models give on the CPU, llm.c's program, and the scripts themselves. Needs neither a
-# GPU nor the CUDA toolkit.
+# Puts all that check.sh needs on a GPU machine into one folder and one archive of it, KIT.tar.xz: the lean frit-run (with
+# symbols, for the stacks of what hangs), plans, data, what the same models give on the CPU, llm.c's program, and the scripts
+# themselves. Needs neither a GPU nor the CUDA toolkit.
 #
 #   examples/gpu/prepare.sh [--arch sm_90] [--device cuda|cpu] [--tiny] [--llmc CHECKOUT|none] [KIT]      KIT: gpu-kit
 #

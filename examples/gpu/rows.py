@@ -17,7 +17,7 @@ import time
 
 import make_models
 import tensors
-from process import Failed
+from process import Cut, Failed
 
 KIT = pathlib.Path(__file__).resolve().parent
 FRIT_RUN = KIT / "bin" / "frit-run"
@@ -25,6 +25,8 @@ LLMC = KIT / "llm.c" / "train_gpt2cu"
 # Largest deviation of losses, over their size, and of gradients, norm of the difference over norm.
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp8": 2e-2}
 GRAD_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2, "fp8": 1e-1}
+# The same of gradients that rounding alone changes more than that, at most.
+MOST_ROUNDING = 0.2
 # Another number of ranks sums in another order, but for the plans that add in the same tree on any number.
 RANK_TOLERANCE, REPRODUCIBLE = 1e-4, "reproducible"
 # Dense bf16 FLOP/s by what the GPU is called, from NVIDIA's data sheets.
@@ -159,16 +161,18 @@ class Rows:
         found = tensors.losses(self.train(entry, 5, "--dump-grads", grads, *validation))
         loss, step = tensors.largest_deviation(found, expected)
         grad, worst = tensors.compare(grads, reference / "grads.safetensors")
-        precision, exact = entry["precision"], KIT / "references" / f"{entry['model']}-fp32" / "grads.safetensors"
-        # Where rounding alone changes the gradients more, as behind normalization over few examples, the CPU's are no closer to
-        # exact ones either.
-        rounding, _ = tensors.compare(reference / "grads.safetensors", exact) if exact.exists() else (0.0, None)
-        ok = loss <= LOSS_TOLERANCE[precision] and grad <= max(GRAD_TOLERANCE[precision], rounding)
+        precision, allowed = entry["precision"], GRAD_TOLERANCE[entry["precision"]]
+        exact = KIT / "references" / f"{entry['model']}-fp32" / "grads.safetensors"
+        if grad > allowed and precision != "fp32" and exact.exists():
+            # Where rounding alone changes the gradients more, as behind normalization over few examples, the CPU's are no
+            # closer to exact ones either.
+            allowed = max(allowed, min(tensors.compare(reference / "grads.safetensors", exact)[0], MOST_ROUNDING))
+        ok = loss <= LOSS_TOLERANCE[precision] and grad <= allowed
         note = f"losses differ by {loss:.1e} (most in step {step}), gradients by {grad:.1e}"
         if worst:
             note += (f", most in `{worst['name']}`: {worst['error']:.1e} of its largest at {worst['at']}, {worst['found']} "
                      f"instead of {worst['expected']}")
-        return {"ok": ok, "loss_deviation": loss, "loss_step": step, "grad_deviation": grad, "rounding": rounding, "worst": worst,
+        return {"ok": ok, "loss_deviation": loss, "loss_step": step, "grad_deviation": grad, "grad_tolerance": allowed, "worst": worst,
                 "losses": found, "expected_losses": expected, "note": "" if ok else note}
 
     def training(self, entry):
@@ -349,6 +353,8 @@ class Rows:
             try:
                 code = first.wait(min(KILLED_SECONDS, max(0.0, end - begin)))
             except subprocess.TimeoutExpired:
+                if end - begin < KILLED_SECONDS:
+                    raise Cut("not run: no time left") from None
                 raise Failed(f"rank 0 hangs after another rank was killed: {last_lines(said)}; {self.stack(first)}") from None
             after, text = time.monotonic() - begin, last_lines(said)
             return {"ok": code == 2 and "rank" in text, "note": f"rank 0 ended with {code} after {after:.1f} s: {text}"}

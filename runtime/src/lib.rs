@@ -45,7 +45,6 @@ pub mod validation;
 pub mod weight_files;
 mod weight_names;
 pub use convert::converted;
-pub use frit_cuda::end;
 pub use frit_data as data;
 pub use save::safetensors_dtype;
 

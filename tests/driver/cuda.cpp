@@ -395,7 +395,9 @@ API cuGraphDestroy(Graph* graph) {
 }
 API cuGraphExecDestroy(Executable* graph) {
     {
-        ENTER(CONTEXT);
+        // Also after an error.
+        ENTER(INITIALIZED);
+        EXPECT(current, INVALID_CONTEXT, "without a context");
         EXPECT(call.knows(executables, graph), INVALID_HANDLE, "of no handle");
     }
     // What runs of it ends first, however long that takes.
@@ -404,11 +406,11 @@ API cuGraphExecDestroy(Executable* graph) {
             std::lock_guard<std::recursive_mutex> held(lock);
             bool done = true;
             for (const Put& op : graph->launched) done = finish(op) && done;
-            if (done || sticky_error() != SUCCESS || polls == 5000) {
-                if (polls == 5000) violate("cuGraphExecDestroy of what does not end");
+            if (done || polls == 5000) {
+                if (!done) violate("cuGraphExecDestroy of what does not end");
                 executables.erase(graph);
                 delete graph;
-                return SUCCESS;
+                return sticky_error();
             }
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(1));

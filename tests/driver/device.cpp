@@ -15,10 +15,11 @@ std::vector<Put> pending;
 std::vector<std::shared_ptr<Capture>> captures;
 Code sticky = SUCCESS;
 
-// Written when the process ends, one line for each thing.
+// One line for each thing.
 struct Log {
     std::map<std::string, u64> counts;
-    ~Log() {
+    ~Log() { write(); }
+    void write() const {
         const char* path = getenv("FRIT_DEVICE_LOG");
         FILE* file = path ? fopen(path, "w") : nullptr;
         if (!file) return;
@@ -305,6 +306,8 @@ void count(const std::string& what, u64 n) { log.counts[what] += n; }
 void violate(const std::string& rule) {
     fprintf(stderr, "device: %s\n", rule.c_str());
     count("violation: " + rule);
+    // The process may end without its exit handlers.
+    log.write();
 }
 
 } // namespace device

@@ -344,7 +344,13 @@ static int join(Communicator** made, int ranks, const Identity& id, int rank, bo
     *made = all;
     return asked(all);
 }
+// Exit handlers of the library, and of the driver, may wait for the GPU.
+static struct Exit {
+    std::atomic<bool> is_safe = true;
+    ~Exit() { if (!is_safe) frit_device_violate("exit handlers after ncclCommAbort"); }
+} at_exit;
 PUBLIC int ncclCommAbort(Communicator* all) {
+    at_exit.is_safe = false;
     // What runs ends; then the library waits until no graph holds its collectives, however long that takes.
     all->aborted = true;
     int polls = 0;

@@ -139,10 +139,25 @@ fn outputs_that_are_certified_bit_for_bit_have_the_same_bits() {
 #[test]
 fn outputs_of_models_that_are_certified_bit_for_bit_have_the_same_bits() {
     let mut count = Count::default();
-    for model in ["mlp", "gpt2", "llama", "bert", "t5", "vit", "gru", "moe_dispatch", "moe_einsum"]
-    {
+    for model in [
+        "mlp",
+        "gpt2",
+        "llama",
+        "bert",
+        "bloom",
+        "opt",
+        "t5",
+        "vit",
+        "resnet",
+        "unet",
+        "gru",
+        "lstm",
+        "moe_dispatch",
+        "moe_einsum",
+    ] {
         let path = format!("tests/models/{model}/model.onnx");
-        let settings = ["loss.kind=cross_entropy", "padding.tensor_cores=always"];
+        let loss = if model == "unet" { "loss.kind=mse" } else { "loss.kind=cross_entropy" };
+        let settings = [loss, "padding.tensor_cores=always"];
         for more in [
             ["sharding.ranks=1", "precision.compute=fp32", "memory.recompute=unit"],
             ["sharding.ranks=2", "precision.compute=bf16", "memory.loss_chunks=2"],

@@ -1,7 +1,7 @@
 //! Plans on the real driver implementation, over stand-ins of NVIDIA's libraries that check every call and compute
 //! every kernel: training equals that on the CPU, in every order of execution that the device may choose.
 
-use crate::stand_ins::{Ended, FOLDER, Gpu};
+use crate::stand_ins::{Ended, FOLDER, Gpu, Started};
 use crate::support::{Planned, file, plan, plan_to_evaluate, train};
 use frit::plan_dir::Stored;
 use frit_ir::plan::{Entry, Launch};
@@ -475,31 +475,42 @@ fn a_rank_whose_kernel_fails_ends_the_others_that_wait_for_it() {
         }
         assert!(ended[1].said.contains("an illegal memory access"), "{}", ended[1].said);
         assert!(ended[0].said.contains("rank 1 stopped"), "{}", ended[0].said);
-        ended[0].expect_legal();
+        ended.iter().for_each(Ended::expect_legal);
     }
 }
 
 #[test]
 fn a_killed_rank_ends_the_others() {
-    let case = Case::new("mlp", &["precision.compute=fp32", "sharding.ranks=2"]);
-    for blocking in ["0", "1"] {
+    let teams = [
+        "precision.compute=fp32",
+        "sharding.ranks=4",
+        "sharding.strategy=hybrid_shard",
+        "sharding.shard_group=2",
+    ];
+    for (settings, n, blocking) in [
+        (&["precision.compute=fp32", "sharding.ranks=2"][..], 2, "0"),
+        (&["precision.compute=fp32", "sharding.ranks=2"], 2, "1"),
+        (&teams, 4, "0"),
+    ] {
+        let case = Case::new("mlp", settings);
         let gpu = Gpu::new().with("NCCL_COMM_BLOCKING", blocking);
         let lines = gpu.dir.path().join("metrics.jsonl");
         let path = lines.to_str().expect("a path in Unicode");
         let arguments = case.arguments("run", &["--steps", "1000000", "--metrics", path]);
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let mut ranks = gpu.start_ranks(&arguments, 2, &[]);
+        let mut ranks = gpu.start_ranks(&arguments, n, &[]);
         // Steps are graphs by then.
         while std::fs::read_to_string(&lines).unwrap_or_default().lines().count() < 5 {
             std::thread::sleep(std::time::Duration::from_millis(10));
             assert!(ranks[0].child.try_wait().expect("a state").is_none(), "it has ended");
         }
-        let mut last = ranks.pop().expect("two ranks");
+        let mut last = ranks.pop().expect("several ranks");
         last.child.kill().expect("killed");
-        let first = ranks.pop().expect("two ranks").wait();
-        assert_eq!(first.code, Some(2), "{}", first.said);
-        assert!(first.said.contains("rank 1"), "{}", first.said);
-        first.expect_legal();
+        for rank in ranks.into_iter().map(Started::wait) {
+            assert_eq!(rank.code, Some(2), "{}", rank.said);
+            assert!(rank.said.contains(&format!("rank {}", n - 1)), "{}", rank.said);
+            rank.expect_legal();
+        }
         last.wait();
     }
 }

@@ -275,6 +275,20 @@ fn a_stage_that_hangs_is_ended_with_what_it_started_and_the_next_call_goes_on() 
 }
 
 #[test]
+fn rows_are_left_out_by_stage_and_name() {
+    let kit = Kit::new();
+    let arguments = ["smoke", "--without", "smoke gpt2", "--without", "fp32 kernels"];
+    let called = kit.call("out", &arguments, &json!({}));
+    assert_eq!(called.code, Some(0), "{}", called.said);
+    for (stage, name) in [("machine", "pytorch"), ("smoke", "mlp-fp32 steps")] {
+        assert_eq!(called.row(stage, name)["ok"], true, "{name}");
+    }
+    for name in ["mlp-fp32 kernels", "gpt2-bf16 kernels", "gpt2-bf16 steps"] {
+        assert!(called.row("smoke", name).is_null(), "{name}");
+    }
+}
+
+#[test]
 fn rows_name_the_worst_tensor_and_nothing_follows_if_both_smoke_tests_fail() {
     let kit = Kit::new();
     let called =

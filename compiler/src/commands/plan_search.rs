@@ -34,7 +34,7 @@ pub struct Args {
     /// Size of a symbolic dimension other than the batch.
     #[arg(long, value_name = "DIM=N")]
     pub bind: Vec<String>,
-    /// A built-in cluster (a100-80g, h100, h100-gemm, h200, h200-gemm), or a TOML file that describes one.
+    /// A built-in cluster (a100-80g, h100, h100-alone, h200, h200-gemm), or a TOML file that describes one.
     #[arg(long)]
     pub cluster: String,
     /// Number of ranks.

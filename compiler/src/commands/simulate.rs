@@ -20,13 +20,13 @@ use std::path::PathBuf;
   frit simulate plan --cluster a100-80g --json | jq .step_seconds
   frit simulate plan --cluster h100 --emulate fsdp2-compile --checkpointing full
 
-A cluster file overrides keys of a built-in cluster (a100-80g, h100, h100-gemm, h200, h200-gemm):
+A cluster file overrides keys of a built-in cluster (a100-80g, h100, h100-alone, h200, h200-gemm):
   base = \"h100\"
   inter.gb_per_s = 11.0     # per GPU, in 10^9 bytes per second")]
 pub struct Args {
     /// The plan directory.
     pub plan: PathBuf,
-    /// A built-in cluster (a100-80g, h100, h100-gemm, h200, h200-gemm), or a TOML file that describes one.
+    /// A built-in cluster (a100-80g, h100, h100-alone, h200, h200-gemm), or a TOML file that describes one.
     #[arg(long)]
     pub cluster: String,
     /// Predict the same model, precision, ranks and optimizer in PyTorch instead: see docs/simulator.md.

@@ -312,7 +312,7 @@ declare! {
     target: TargetSection {
         /// Device that the plan runs on.
         device: DeviceType = "cpu",
-        /// Cluster for predicted durations: `a100-80g`, `h100`, `h100-gemm`, `h200`, `h200-gemm`, a TOML file, or `auto`: by architecture.
+        /// Cluster for predicted durations: `a100-80g`, `h100`, `h100-alone`, `h200`, `h200-gemm`, a TOML file, or `auto`: by architecture.
         cluster: String = "auto",
         /// CPU name, `native`, or a GPU architecture such as `sm_90`.
         arch: String = "native",

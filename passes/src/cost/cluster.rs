@@ -47,12 +47,12 @@ fn pcie_4() -> f64 {
 }
 
 /// Names of the built-in clusters.
-pub const NAMES: &[&str] = &["a100-80g", "h100", "h100-gemm", "h200", "h200-gemm"];
+pub const NAMES: &[&str] = &["a100-80g", "h100", "h100-alone", "h200", "h200-gemm"];
 
 impl Cluster {
     /// A built-in cluster.
     ///
-    /// `a100-80g`: nodes of 8 A100 SXM with 400 Gb/s per node (AWS p4de). `h100`, `h100-gemm`, `h200`, `h200-gemm`: nodes of 8
+    /// `a100-80g`: nodes of 8 A100 SXM with 400 Gb/s per node (AWS p4de). `h100`, `h100-alone`, `h200`, `h200-gemm`: nodes of 8
     /// with NVSwitch and 400 Gb/s per GPU. Bandwidths and latencies are nccl-tests results and the
     /// calibration published with AutoParallel (see `docs/simulator.md`).
     pub fn named(name: &str) -> Option<Cluster> {
@@ -80,7 +80,7 @@ impl Cluster {
                 reserved_gib: 2.0,
             }),
             "h100" => Some(hopper(Device::h100())),
-            "h100-gemm" => Some(hopper(Device::h100_gemm())),
+            "h100-alone" => Some(hopper(Device::h100_alone())),
             "h200" => Some(hopper(Device::h200())),
             "h200-gemm" => Some(hopper(Device::h200_gemm())),
             _ => None,

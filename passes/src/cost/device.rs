@@ -72,7 +72,7 @@ impl Device {
 
     /// An H100 by itself at 700 W, as GPT-2 124M and 1558M ran on it (`docs/gpu.md`): all their GEMMs, epilogues included, and
     /// attention with heads of 64, forward and backward, by cuDNN's deterministic engines.
-    pub fn h100_gemm() -> Device {
+    pub fn h100_alone() -> Device {
         Device { matmul_efficiency: 0.72, attention_efficiency: 0.26, ..Device::h100() }
     }
 

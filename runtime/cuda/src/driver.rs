@@ -284,7 +284,7 @@ pub trait Driver {
     fn begin_capture(&self, stream: StreamHandle) -> Result;
     /// Ends the capture; every other stream must have been joined.
     fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle>;
-    /// Destroys a captured graph that has finished.
+    /// Destroys a captured graph that has finished, unless it was by [`Driver::abort`].
     fn destroy_graph(&self, graph: GraphHandle) -> Result;
     /// Launches a captured graph.
     fn launch_graph(&self, graph: GraphHandle, on: StreamHandle) -> Result;
@@ -296,6 +296,6 @@ pub trait Driver {
     fn collective(&self, collective: &Collective, on: StreamHandle) -> Result;
     /// An error of another rank that has been detected.
     fn communication_error(&self) -> Option<String>;
-    /// Aborts collectives that wait for other ranks.
+    /// Aborts collectives that wait for other ranks, and destroys all captured graphs: none may be launched any more.
     fn abort(&self);
 }

@@ -17,5 +17,5 @@ pub mod recording;
 pub use error::CudaError;
 pub use gemm::{GemmProblem, Operand};
 pub use machine::Machine;
-pub use nccl::{Library as NcclLibrary, Nccl, end};
+pub use nccl::{Library as NcclLibrary, Nccl};
 pub use real::{Libraries, Real};

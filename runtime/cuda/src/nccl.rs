@@ -15,10 +15,7 @@ use frit_ir::ops::ReduceKind;
 use frit_ir::plan::Team;
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void};
-use std::io::Write;
-use std::process::ExitCode;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -35,22 +32,29 @@ const OLDEST: (u32, u32) = (2, 18);
 const IN_PROGRESS: u32 = 7;
 /// The time within which communicators should have been aborted.
 const ABORT: Duration = Duration::from_secs(10);
-/// Whether collectives of this process were aborted.
-static ABORTED: AtomicBool = AtomicBool::new(false);
 /// Answers to a configuration that the library does not take: `ncclInvalidArgument`, `ncclInvalidUsage`. Nothing was sent
 /// to other ranks before.
 const REFUSED: [u32; 2] = [4, 5];
 
-/// The end of a program with this exit code. Once collectives were aborted, it ends without the exit handlers of NVIDIA's
-/// libraries, which wait for the GPU; there a collective may wait for a rank that is lost.
-pub fn end(code: u8) -> ExitCode {
-    if ABORTED.load(Ordering::Relaxed) {
-        // Nobody may be reading.
-        let _ = std::io::stdout().flush();
-        // SAFETY: files are closed by the system; nothing else is left to do.
-        unsafe { libc::_exit(code.into()) }
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+unsafe extern "C" {
+    /// Registers what `exit` calls, with the exit code, before whatever was registered earlier.
+    fn on_exit(call: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
+}
+
+/// Lets the process end without the exit handlers of NVIDIA's libraries, which wait for the GPU: there a collective may wait for
+/// a rank that is lost.
+fn skip_exit_handlers() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        extern "C" fn leave(code: c_int, _: *mut c_void) {
+            // SAFETY: files are closed by the system; nothing else is left to do.
+            unsafe { libc::_exit(code) }
+        }
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        // SAFETY: the function lives as long as the process. If it cannot be registered, the handlers run.
+        ONCE.call_once(|| _ = unsafe { on_exit(leave, null_mut()) });
     }
-    ExitCode::from(code)
 }
 
 /// `ncclConfig_t` as of version 2.14; later versions accept it by its size and version.
@@ -162,7 +166,8 @@ impl Library {
         }
         let communicators = RefCell::new(vec![communicator]);
         let nccl = Nccl { library: self, communicators, timeout };
-        nccl.settle(call, code, communicator, failure)?;
+        let settled = nccl.settle(call, code, communicator, failure);
+        settled.inspect_err(|_| nccl.abort(|| (), || ()))?;
         Ok(nccl)
     }
 
@@ -206,7 +211,6 @@ impl Nccl {
                 late.then(|| format!("not all ranks connected within {seconds} s"))
             });
             if let Some(reason) = reason {
-                self.abort(|| ());
                 return Err(CudaError::Call { call, reason });
             }
             std::thread::sleep(Duration::from_micros(100));
@@ -237,13 +241,18 @@ impl Nccl {
 
     /// Aborts all collectives; none can follow. Beside it `destroy_graphs` destroys what was captured: the library waits until no
     /// graph holds its collectives, and the driver until a graph has ended, which one that waits for a lost rank does only
-    /// once it is aborted.
-    pub(super) fn abort(&self, destroy_graphs: impl FnOnce() + Send + 'static) {
-        ABORTED.store(true, Ordering::Relaxed);
+    /// once it is aborted. Each is done by a thread of its own, which calls `enter` first.
+    pub(super) fn abort(
+        &self,
+        enter: impl Fn() + Copy + Send + 'static,
+        destroy_graphs: impl FnOnce() + Send + 'static,
+    ) {
+        skip_exit_handlers();
         let (done, ended) = mpsc::channel();
         let begin = |work: Box<dyn FnOnce() + Send>| {
             let done = done.clone();
             std::thread::spawn(move || {
+                enter();
                 work();
                 let _ = done.send(());
             });
@@ -282,8 +291,10 @@ impl Nccl {
         // configuration the new communicator does not block either.
         // SAFETY: the communicator is alive; the pointer is valid until the call has settled.
         let code = unsafe { (self.library.api.ncclCommSplit)(all, color, 0, to, null_mut()) };
-        self.settle(CALL, code, all, || None)?;
-        self.settle(CALL, self.state(made), made, || None)?;
+        let settled = self.settle(CALL, code, all, || None);
+        let settled = settled.and_then(|()| self.settle(CALL, self.state(made), made, || None));
+        // Nothing is captured yet.
+        settled.inspect_err(|_| self.abort(|| (), || ()))?;
         let mut communicators = self.communicators.borrow_mut();
         communicators.push(made);
         Ok(TeamHandle(communicators.len() - 1))

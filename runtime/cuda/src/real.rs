@@ -460,7 +460,9 @@ impl Driver for Real {
     }
 
     fn destroy_graph(&self, graph: GraphHandle) -> Result {
-        self.graphs.borrow_mut().retain(|other| *other != graph);
+        let mut graphs = self.graphs.borrow_mut();
+        let Some(at) = graphs.iter().position(|other| *other == graph) else { return Ok(()) };
+        graphs.swap_remove(at);
         // SAFETY: the graph was captured, and is launched no more.
         let code = unsafe { (self.machine.api.cuGraphExecDestroy)(graph.0 as CUgraphExec) };
         self.check("cuGraphExecDestroy", code)
@@ -489,14 +491,12 @@ impl Driver for Real {
         let (make_current, destroy) =
             (self.machine.api.cuCtxSetCurrent, self.machine.api.cuGraphExecDestroy);
         let (context, graphs) = (self.context as usize, self.graphs.take());
-        nccl.abort(move || {
-            // SAFETY: the context lives as long as the process; the graphs were captured, and are launched no more. That one
-            // cannot be destroyed is irrelevant.
-            unsafe {
-                make_current(context as CUcontext);
-                for graph in graphs {
-                    destroy(graph.0 as CUgraphExec);
-                }
+        // SAFETY: the context lives as long as the process.
+        let enter = move || _ = unsafe { make_current(context as CUcontext) };
+        nccl.abort(enter, move || {
+            for graph in graphs {
+                // SAFETY: the graph was captured, and is launched no more. Its result is irrelevant.
+                unsafe { destroy(graph.0 as CUgraphExec) };
             }
         });
     }

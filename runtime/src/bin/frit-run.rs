@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    frit_runtime::end(frit_runtime::program::main(std::env::args_os()))
+    ExitCode::from(frit_runtime::program::main(std::env::args_os()))
 }

@@ -84,7 +84,6 @@ fn function(
     let width = vector_width(program);
     let memory = Memory::CUDA;
     let mut e = Emitter::new(program, width, memory);
-    e.t.has_exp2 = true;
     let mut globals = String::new();
     let (block, grid) = body(&mut e, &mut globals)?;
     let mut arguments: Vec<String> =

@@ -13,7 +13,7 @@ pub(crate) const LANES: usize = 16;
 /// The function `symbol`, callable as `extern "C" fn(operands: *const *mut u8, begin: i64, end: i64)`, where `operands` are
 /// the addresses of operands and results.
 pub(crate) fn emit(program: &Program, symbol: &str, converts_bf16: bool) -> String {
-    let memory = Memory { converts_bf16, alignment: None };
+    let memory = Memory { converts_bf16, alignment: None, has_exp2: false };
     let mut e = Emitter::new(program, LANES, memory);
     let begin = argument(&mut e, "begin");
     let end = argument(&mut e, "end");

@@ -3,18 +3,21 @@
 use super::text::{Elem, Text, Type, Val};
 use frit_ir::{DType, TensorType};
 
-/// Memory access capabilities of the target.
+/// What the target has instructions for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory {
     /// Whether f32 is rounded to bf16 by an instruction; otherwise by integer arithmetic.
     pub(crate) converts_bf16: bool,
     /// Alignment in bytes that vector accesses may assume; `None` assumes only the element's.
     pub(crate) alignment: Option<usize>,
+    /// Whether 2ˣ is an instruction, `ex2` of PTX.
+    pub(crate) has_exp2: bool,
 }
 
 impl Memory {
     /// Of a GPU.
-    pub(crate) const CUDA: Memory = Memory { converts_bf16: true, alignment: Some(16) };
+    pub(crate) const CUDA: Memory =
+        Memory { converts_bf16: true, alignment: Some(16), has_exp2: true };
 }
 
 /// An operand in memory: a flat buffer.

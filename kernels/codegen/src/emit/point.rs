@@ -46,7 +46,7 @@ pub(crate) struct Emitter<'p> {
 impl<'p> Emitter<'p> {
     pub(crate) fn new(program: &'p Program, width: usize, memory: Memory) -> Self {
         Emitter {
-            t: Text::default(),
+            t: Text { has_exp2: memory.has_exp2, ..Text::default() },
             program,
             width,
             memory,
@@ -257,21 +257,15 @@ impl<'p> Emitter<'p> {
             Expr::Compare(CompareFn::Lt, a, b) if self.is_below(a, b) => {
                 self.t.int(1, Elem::I1, width)
             }
-            Expr::Compare(f, a, b) if width > 1 && !self.program.depends(b).col => {
-                match self.first_column(a) {
-                    // Lanes beside how far the first is from `b`: one instruction for each.
-                    Some(first) => {
-                        let b = self.value(b);
-                        let distance = self.t.same("arith.subi", &[b, first]);
-                        let distance = self.t.broadcast(distance, width);
-                        let lanes = self.t.ramp(1, Elem::I32, width);
-                        compare(&mut self.t, f, lanes, distance)
-                    }
-                    None => {
-                        let (a, b) = (self.vector(a), self.vector(b));
-                        compare(&mut self.t, f, a, b)
-                    }
-                }
+            Expr::Compare(f @ (CompareFn::Eq | CompareFn::Ne), a, b)
+                if width > 1 && self.are_columns(a) && !self.program.depends(b).col =>
+            {
+                // Lanes beside how far the first is from `b`, which may wrap: one instruction for each.
+                let (first, b) = (self.first_column(a), self.value(b));
+                let distance = self.t.same("arith.subi", &[b, first]);
+                let distance = self.t.broadcast(distance, width);
+                let lanes = self.t.ramp(1, Elem::I32, width);
+                compare(&mut self.t, f, lanes, distance)
             }
             Expr::Compare(f, a, b) => {
                 let (a, b) = (self.at_width(a, width), self.at_width(b, width));
@@ -314,15 +308,22 @@ impl<'p> Emitter<'p> {
         is_column && self.end as i64 <= *limit
     }
 
-    /// The first of consecutive columns, if that is what the expression is as i32s.
-    fn first_column(&mut self, id: Id) -> Option<Val> {
-        let Expr::Convert(Ty::I32, index) = *self.program.dag.get(id) else { return None };
-        let Expr::Index(at) = self.program.dag.get(index).clone() else { return None };
-        if self.col_stride(&at) != 1 {
-            return None;
-        }
+    /// Whether the expression is consecutive columns, as i32s.
+    fn are_columns(&self, id: Id) -> bool {
+        let Expr::Convert(Ty::I32, index) = self.program.dag.get(id) else { return false };
+        matches!(self.program.dag.get(*index), Expr::Index(at) if self.col_stride(at) == 1)
+    }
+
+    /// The first of consecutive columns.
+    fn first_column(&mut self, id: Id) -> Val {
+        let Expr::Convert(_, index) = *self.program.dag.get(id) else {
+            unreachable!("invariant: columns are a converted index")
+        };
+        let Expr::Index(at) = self.program.dag.get(index).clone() else {
+            unreachable!("invariant: columns are a converted index")
+        };
         let (first, _) = self.address(&at);
-        Some(self.t.convert("arith.index_cast", first, Elem::I32))
+        self.t.convert("arith.index_cast", first, Elem::I32)
     }
 
     fn at_width(&mut self, id: Id, width: usize) -> Val {

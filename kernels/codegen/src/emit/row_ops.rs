@@ -3,7 +3,7 @@
 //! Variances take two passes: the mean first, then the squared deviations.
 
 use super::composite::{both, rsqrt};
-use super::expr::{Bin, Expr, Id, Over, Ty};
+use super::expr::{Expr, Id, Over, Ty};
 use super::math::Un;
 use super::region::{Lowering, unsupported};
 use super::view::{DimView, Stop, View};
@@ -456,13 +456,10 @@ fn cross_entropy_grad(
     let dloss = cx.dag.select(is_class, dloss, nan);
     let shifted = cx.dag.minus(x, lse);
     let softmax = cx.dag.un(Un::Exp, shifted);
-    // As i32, of which a GPU compares one per instruction; a label outside of the columns stays outside.
-    let (before, after) = (cx.dag.int(-1, Ty::I64), cx.dag.int(columns as i64, Ty::I64));
-    let near = cx.dag.add(Expr::Bin(Bin::Max, label, before), Ty::I64);
-    let near = cx.dag.add(Expr::Bin(Bin::Min, near, after), Ty::I64);
+    // As i32, of which a GPU compares one per instruction. A label that is no class gives NaN or 0 whatever it is equal to.
     let column = column(cx, &view.0[axis], columns);
-    let (column, near) = (cx.dag.convert(Ty::I32, column), cx.dag.convert(Ty::I32, near));
-    let hit = cx.dag.compare(CompareFn::Eq, column, near);
+    let [column, class] = [column, label].map(|x| cx.dag.convert(Ty::I32, x));
+    let hit = cx.dag.compare(CompareFn::Eq, column, class);
     let (one, zero) = (cx.dag.float(1.0), cx.dag.float(0.0));
     let target = cx.dag.select(hit, one, zero);
     let slope = cx.dag.minus(softmax, target);

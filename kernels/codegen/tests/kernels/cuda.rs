@@ -230,6 +230,8 @@ fn cuda_and_host_kernels_agree() {
         (37, 250),
         (21, 40),
         (3, 2052),
+        // Several vectors of a thread at once, and some that are left over.
+        (2, 16 * 1024 + 520),
     ] {
         let regions = regions(rows, &[cols]);
         let list: Vec<_> = regions.iter().map(|(s, b, k)| (s.as_str(), b, *k)).collect();
@@ -239,7 +241,7 @@ fn cuda_and_host_kernels_agree() {
             let inputs: Vec<Tensor> = types
                 .map(|(i, t)| match t.dtype {
                     DType::I64 => {
-                        let labels = (0..rows).map(|i| (i % cols) as i64).collect();
+                        let labels = (0..rows).map(|i| ((i * 16411) % cols) as i64).collect();
                         Tensor::ints(t.dtype, t.shape.clone(), labels)
                     }
                     // Second moments and the optimizer's scalars are positive.

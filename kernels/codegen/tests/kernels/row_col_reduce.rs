@@ -126,6 +126,8 @@ fn each_operand_is_read_once() {
     // Eight elements of dy in one access, of x, the scale and the residual in two; the statistics of the row.
     assert_eq!(rows.matches("ld.global").count(), 1 + 3 * 2 + 2, "{rows}");
     assert_eq!(rows.matches("bar.sync").count(), 3, "{rows}");
+    // dy, x and the residual of the next row.
+    assert_eq!(rows.matches("prefetch.L2").count(), 3, "{rows}");
     assert!(sums.contains("ld.global.v4.b32") && sums.contains("st.global.v4.b32"), "{sums}");
 }
 
