@@ -46,7 +46,7 @@ pub(crate) struct Emitter<'p> {
 impl<'p> Emitter<'p> {
     pub(crate) fn new(program: &'p Program, width: usize, memory: Memory) -> Self {
         Emitter {
-            t: Text { has_exp2: memory.has_exp2, ..Text::default() },
+            t: Text::new(memory.has_exp2),
             program,
             width,
             memory,

@@ -86,6 +86,11 @@ pub(crate) struct Text {
 }
 
 impl Text {
+    /// An empty function of a target that may have an instruction for 2ˣ.
+    pub(crate) fn new(has_exp2: bool) -> Text {
+        Text { has_exp2, ..Text::default() }
+    }
+
     /// Constants, then everything else.
     pub(crate) fn finish(self) -> String {
         self.constants + &self.body
