@@ -258,7 +258,9 @@ impl Nccl {
             });
         };
         // All at once: one communicator may wait until the GPU has ended the collectives of another.
-        let communicators = self.communicators.take();
+        let mut communicators = self.communicators.take();
+        // That of all ranks, where it was refused.
+        communicators.retain(|communicator| !communicator.is_null());
         let n = communicators.len() + 1;
         let abort = self.library.api.ncclCommAbort;
         for communicator in communicators.into_iter().map(|c| c as usize) {

@@ -2,8 +2,9 @@
 //!
 //! The first kernel has as many blocks as are resident at a time, and each strides over the rows, reducing every one as
 //! [`super::cuda_row_reduce`] does. A thread processes the same columns of all its rows and accumulates the column
-//! reductions in registers; meanwhile the elements of its next row are brought to L2. At the end the threads of a row write their sums to scratch memory, and a second kernel
-//! adds these in order, like the second stage of [`super::cuda_col_reduce`].
+//! reductions in registers; meanwhile the elements of its next row are brought to L2. At the end the threads of a row write
+//! their sums to scratch memory, and a second kernel adds these in order, like the second stage of
+//! [`super::cuda_col_reduce`].
 
 use super::cuda_block::WARP;
 use super::cuda_col_reduce::{scratch_index, write_scratch};

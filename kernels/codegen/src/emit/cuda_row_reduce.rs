@@ -97,9 +97,7 @@ impl Tile {
             })
             .collect()
     }
-}
 
-impl Tile {
     /// Runs `f` at every vector of a thread, in order, `unroll` of them in one iteration, with carried values.
     fn each_vector(
         self,
