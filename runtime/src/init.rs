@@ -32,15 +32,18 @@ pub fn values(init: &Init, seed: u64, name: &str, range: Range<usize>) -> Option
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     let part = range.len().div_ceil(cores).max(PER_THREAD);
     std::thread::scope(|scope| {
+        let mut threads = Vec::new();
         for (i, chunk) in out.chunks_mut(part).enumerate() {
             let from = range.start + i * part;
             let mut fill = move || random(init, key, from, chunk);
             if range.len() <= part {
                 fill();
             } else {
-                scope.spawn(fill);
+                threads.push(scope.spawn(fill));
             }
         }
+        // Joined, because glibc 2.36 may read a thread that ends while it is let go after it was freed.
+        threads.into_iter().for_each(|t| t.join().expect("invariant: drawing does not panic"));
     });
     Some(out)
 }

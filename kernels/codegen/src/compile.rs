@@ -295,9 +295,13 @@ fn in_parallel<T: Sync, R: Send>(
         }
     };
     std::thread::scope(|scope| -> Result<(), CodegenError> {
-        for _ in 0..threads {
-            // MLIR and LLVM recurse over long expressions.
-            std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work)?;
+        // MLIR and LLVM recurse over long expressions.
+        let thread = || std::thread::Builder::new().stack_size(STACK_BYTES);
+        let begun = (0..threads).map(|_| thread().spawn_scoped(scope, work));
+        let begun = begun.collect::<Result<Vec<_>, _>>()?;
+        // Joined, because glibc 2.36 may read a thread that ends while it is let go after it was freed.
+        for thread in begun {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         }
         Ok(())
     })?;

@@ -16,7 +16,6 @@ use frit_ir::plan::Team;
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// The library.
@@ -248,30 +247,35 @@ impl Nccl {
         destroy_graphs: impl FnOnce() + Send + 'static,
     ) {
         skip_exit_handlers();
-        let (done, ended) = mpsc::channel();
         let begin = |work: Box<dyn FnOnce() + Send>| {
-            let done = done.clone();
             std::thread::spawn(move || {
                 enter();
                 work();
-                let _ = done.send(());
-            });
+            })
         };
         // All at once: one communicator may wait until the GPU has ended the collectives of another.
-        let mut communicators = self.communicators.take();
-        // That of all ranks, where it was refused.
-        communicators.retain(|communicator| !communicator.is_null());
-        let n = communicators.len() + 1;
+        let mut threads = vec![begin(Box::new(destroy_graphs))];
         let abort = self.library.api.ncclCommAbort;
-        for communicator in communicators.into_iter().map(|c| c as usize) {
-            // SAFETY: the communicator was alive, and is not used again. Its result is irrelevant.
-            begin(Box::new(move || _ = unsafe { abort(communicator as ncclComm_t) }));
+        for communicator in self.communicators.take() {
+            // That of all ranks is null where it was refused.
+            if !communicator.is_null() {
+                let communicator = communicator as usize;
+                // SAFETY: the communicator was alive, and is not used again. Its result is irrelevant.
+                let work = move || _ = unsafe { abort(communicator as ncclComm_t) };
+                threads.push(begin(Box::new(work)));
+            }
         }
-        begin(Box::new(destroy_graphs));
-        // The library may wait for a rank that is lost.
         let end = Instant::now() + ABORT;
-        for _ in 0..n {
-            let _ = ended.recv_timeout(end.saturating_duration_since(Instant::now()));
+        for thread in threads {
+            while !thread.is_finished() && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if thread.is_finished() {
+                let _ = thread.join();
+            } else {
+                // The library waits for a rank that is lost; it may go on while the process ends.
+                std::mem::forget(thread);
+            }
         }
     }
 

@@ -26,6 +26,7 @@ pub(crate) fn digest(bytes: &[u8]) -> String {
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
     let each = parts.len().div_ceil(threads).max(1);
     std::thread::scope(|scope| {
+        let mut threads = Vec::new();
         for (bytes, parts) in bytes.chunks(each * CHUNK).zip(parts.chunks_mut(each)) {
             let work = move || {
                 bytes.chunks(CHUNK).zip(parts).for_each(|(chunk, part)| hash(chunk, part));
@@ -33,9 +34,11 @@ pub(crate) fn digest(bytes: &[u8]) -> String {
             if bytes.len() <= CHUNK {
                 work();
             } else {
-                scope.spawn(work);
+                threads.push(scope.spawn(work));
             }
         }
+        // Joined, because glibc 2.36 may read a thread that ends while it is let go after it was freed.
+        threads.into_iter().for_each(|t| t.join().expect("invariant: hashing does not panic"));
     });
     Sha256::digest(parts.as_flattened()).iter().map(|b| format!("{b:02x}")).collect()
 }

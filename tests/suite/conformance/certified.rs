@@ -34,9 +34,9 @@ fn certificates(trains: bool, settings: &[&str]) -> BTreeMap<String, Vec<String>
         }
     };
     scope(|scope| {
-        for _ in 0..available_parallelism().map_or(1, |n| n.get()) {
-            scope.spawn(work);
-        }
+        let n = available_parallelism().map_or(1, |n| n.get());
+        let threads: Vec<_> = (0..n).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().for_each(|t| t.join().expect("no panic"));
     });
     found.into_inner().expect("no panic")
 }

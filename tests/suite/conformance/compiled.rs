@@ -62,9 +62,9 @@ fn check_sample(listed: &str, of: fn(&Case) -> Result<(), String>) {
         }
     };
     std::thread::scope(|scope| {
-        for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
-            scope.spawn(work);
-        }
+        let n = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads: Vec<_> = (0..n).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().for_each(|t| t.join().expect("no panic"));
     });
     let wrong = wrong.into_inner().expect("no panic");
     let text: String = wrong.iter().map(|(name, why)| format!("{name}: {why}\n")).collect();

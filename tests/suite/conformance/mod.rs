@@ -89,9 +89,9 @@ fn outcomes(set: &Path, names: &[&str]) -> BTreeMap<String, Outcome> {
         }
     };
     std::thread::scope(|scope| {
-        for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
-            scope.spawn(work);
-        }
+        let n = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads: Vec<_> = (0..n).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().for_each(|t| t.join().expect("no panic"));
     });
     found.into_inner().expect("no panic")
 }
