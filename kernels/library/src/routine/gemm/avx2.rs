@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::kernel::{Columns, Kernel, PART};
+use super::kernel::{COLUMNS, Columns, Kernel, PART, ROWS};
 use super::pack::avx2::{pack_a, pack_b};
 use super::store::Store;
 
@@ -18,8 +18,12 @@ pub(super) static F32: Kernel = Kernel {
     rows: MR,
     columns: NR,
     pack: 1,
+    parts: 1,
     granule: 1,
-    block: 256,
+    depths: 256,
+    block_columns: COLUMNS,
+    block_rows: ROWS,
+    keeps_sums: false,
     part: PART,
     whole: 0,
     group: 0,

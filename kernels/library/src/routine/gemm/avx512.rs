@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::kernel::{Columns, Kernel, PART, WHOLE};
+use super::kernel::{COLUMNS, Columns, Kernel, PART, ROWS, WHOLE};
 use super::pack::avx512::{pack_a, pack_b};
 use super::planes::Planes;
 use super::store::Store;
@@ -20,8 +20,12 @@ pub(super) static F32: Kernel = Kernel {
     rows: MR,
     columns: NR,
     pack: 1,
+    parts: 1,
     granule: 1,
-    block: 512,
+    depths: 512,
+    block_columns: COLUMNS,
+    block_rows: ROWS,
+    keeps_sums: false,
     part: 2 * PART,
     whole: WHOLE,
     group: 8,
@@ -39,6 +43,7 @@ pub(super) static BF16: Kernel = Kernel {
     name: "avx512-bf16",
     pack: 2,
     granule: 2,
+    depths: 1024,
     tile: tile_bf16,
     lines: Some(lines_bf16),
     stores_f16: false,
@@ -160,7 +165,7 @@ macro_rules! tile {
             // SAFETY: the panels hold `words` words; a prefetch may take any address.
             unsafe {
                 store.prefetch();
-                let Columns { at: mut b, step, mut next } = *b;
+                let Columns { at: mut b, step, mut next, .. } = *b;
                 let mut a = a;
                 for _ in 0..words {
                     _mm_prefetch::<_MM_HINT_T0>(next.cast());

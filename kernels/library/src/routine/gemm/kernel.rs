@@ -8,14 +8,18 @@ use std::sync::OnceLock;
 /// Rows that are a multiple of those of all kernels, of which so many are packed at a time that with the depths of a block they fill a part
 /// of the second-level cache.
 pub(super) const PART: usize = 96;
+/// The most columns of a block of most kernels: packed, 4 MiB.
+pub(super) const COLUMNS: usize = 2048;
+/// The most rows of a block of most kernels.
+pub(super) const ROWS: usize = 2048;
 /// The most bytes of an operand that is packed as a whole.
 pub(super) const WHOLE: usize = 16 << 20;
 
 /// A micro-kernel and the packing of its operands.
 ///
 /// A packed panel contains as many *lines* as a tile has rows (of A) or columns (of B), in 32-bit words. Words hold one depth as f32 or two
-/// as bf16; a panel of `d` depths has [`Kernel::words`] words for each line, whose order is that of the kernel. Depths beyond
-/// the operand are zeros.
+/// as bf16, or of one of several bf16 parts of f32 numbers; a panel of `d` depths has [`Kernel::words`] words for each line, whose order is
+/// that of the kernel. Depths beyond the operand are zeros.
 pub(super) struct Kernel {
     /// The instructions, for reports.
     pub(super) name: &'static str,
@@ -25,10 +29,18 @@ pub(super) struct Kernel {
     pub(super) columns: usize,
     /// Depths in a word.
     pub(super) pack: usize,
+    /// Words of a line for so many depths: the parts into which each number is split.
+    pub(super) parts: usize,
     /// A panel has a multiple of so many depths.
     pub(super) granule: usize,
-    /// The most words of a line in a block.
-    pub(super) block: usize,
+    /// The most depths of a block.
+    pub(super) depths: usize,
+    /// The most columns of a block.
+    pub(super) block_columns: usize,
+    /// The most rows of a block whose sums are kept in scratch memory.
+    pub(super) block_rows: usize,
+    /// Keeps sums in scratch memory between blocks, even if they could be in C, whose rows collide in caches if they are pages apart.
+    pub(super) keeps_sums: bool,
     /// Rows of A packed at a time, a multiple of those of a tile.
     pub(super) part: usize,
     /// The most bytes of an operand that is packed as a whole before the threads share out the other; 0 if none is.
@@ -61,6 +73,8 @@ pub(super) struct Columns {
     /// Where the words are that are needed when as many depths are done, which the kernel may fetch into the cache: of this panel, or where
     /// columns are read in place of the next one, as processors do not foresee depths that are far apart.
     pub(super) next: *const u32,
+    /// A panel that stays in the first-level cache while those of A pass by, not the other way round.
+    pub(super) stays: bool,
 }
 
 /// Packs lines into panels. The source must be readable, the panels writable, the CPU must have the features.
@@ -73,7 +87,7 @@ pub(super) type Lines = unsafe fn(usize, (*const u8, isize), *const u32, &Store)
 impl Kernel {
     /// Words of a line of a panel of so many depths.
     pub(super) fn words(&self, depths: usize) -> usize {
-        depths.next_multiple_of(self.granule) / self.pack
+        depths.next_multiple_of(self.granule) / self.pack * self.parts
     }
 }
 
@@ -82,6 +96,13 @@ impl Kernel {
 pub(super) fn of(elem: Elem) -> Option<&'static Kernel> {
     static CHOSEN: OnceLock<[Option<&'static Kernel>; 2]> = OnceLock::new();
     CHOSEN.get_or_init(|| [single(), pairs().or_else(single)])[usize::from(elem == Elem::BF16)]
+}
+
+/// The micro-kernel that multiplies large matrices of f32, or of f16, as sums of bf16 numbers, where that is faster.
+#[inline]
+pub(super) fn by_parts() -> Option<&'static Kernel> {
+    static CHOSEN: OnceLock<Option<&'static Kernel>> = OnceLock::new();
+    *CHOSEN.get_or_init(split)
 }
 
 /// The micro-kernel for f32, to which other types are widened.
@@ -110,6 +131,27 @@ fn pairs() -> Option<&'static Kernel> {
         return Some(&amx::HARDWARE);
     }
     crate::simd::prefers_bf16_dots().then_some(&avx512::BF16)
+}
+
+/// The micro-kernel for parts of f32, if this processor has the instructions.
+#[cfg(target_arch = "x86_64")]
+fn split() -> Option<&'static Kernel> {
+    use super::amx;
+    #[cfg(test)]
+    if let Some(path) = crate::tests::path() {
+        return match path.as_str() {
+            "amx-software" => Some(&amx::split::SOFTWARE),
+            "amx-bf16" if amx::is_available() => Some(&amx::split::HARDWARE),
+            _ => None,
+        };
+    }
+    let is_there = crate::simd::is_allowed("amx-bf16") && amx::is_available();
+    (is_there && crate::simd::has_bf16()).then_some(&amx::split::HARDWARE)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn split() -> Option<&'static Kernel> {
+    None
 }
 
 /// As for x86-64. NEON is part of every processor of this architecture.

@@ -88,6 +88,8 @@ pub struct Gemm {
     pub alpha: f32,
 }
 
+/// The least rows, columns and depths of a GEMM whose f32 numbers are multiplied as sums of bf16 numbers, where that is faster.
+const BY_PARTS: usize = 64;
 /// The bias of a GEMM without one.
 const NO_BIAS: *const u8 = std::ptr::null();
 
@@ -140,14 +142,15 @@ impl Gemm {
         let buffers = Buffers { a, b, c, bias };
         // SAFETY: the caller vouches for the buffers.
         unsafe {
-            match shape.kernel() {
+            match shape.kernel_of_whole() {
                 Some(kernel) => packed::run(kernel, &shape, pool, buffers),
                 None => blocked::run(&shape, pool, buffers),
             }
         }
     }
 
-    /// As [`Gemm::run`], on the calling thread.
+    /// As [`Gemm::run`], on the calling thread, and f32 numbers always by f32 instructions: these GEMMs are parts of larger routines, which
+    /// divide them as there are threads.
     ///
     /// # Safety
     /// As for [`Gemm::run`].
@@ -317,9 +320,20 @@ impl Gemm {
         kernel::of(elem).map_or(Gemm::ROWS, |kernel| kernel.rows)
     }
 
-    /// The micro-kernel that computes the GEMM, if any.
+    /// The micro-kernel that computes a part of a routine, if any.
     fn kernel(&self) -> Option<&'static Kernel> {
         if self.k > 0 { kernel::of(self.a.elem) } else { None }
+    }
+
+    /// The micro-kernel that computes the GEMM by itself, if any.
+    fn kernel_of_whole(&self) -> Option<&'static Kernel> {
+        if self.is_by_parts() { kernel::by_parts() } else { self.kernel() }
+    }
+
+    /// Whether f32 numbers are multiplied as sums of bf16 numbers.
+    fn is_by_parts(&self) -> bool {
+        let is_large = [self.m, self.n, self.k].iter().all(|size| *size >= BY_PARTS);
+        is_large && self.a.elem != Elem::BF16 && kernel::by_parts().is_some()
     }
 
     /// The micro-kernel that reads operands packed ahead, if one does.

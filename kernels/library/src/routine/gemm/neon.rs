@@ -2,7 +2,7 @@
 
 use std::arch::aarch64::*;
 
-use super::kernel::{Columns, Kernel, PART};
+use super::kernel::{COLUMNS, Columns, Kernel, PART, ROWS};
 use super::pack::neon::{pack_a, pack_b};
 use super::store::Store;
 
@@ -17,8 +17,12 @@ pub(super) static F32: Kernel = Kernel {
     rows: MR,
     columns: NR,
     pack: 1,
+    parts: 1,
     granule: 1,
-    block: 512,
+    depths: 512,
+    block_columns: COLUMNS,
+    block_rows: ROWS,
+    keeps_sums: false,
     part: PART,
     whole: 0,
     group: 0,

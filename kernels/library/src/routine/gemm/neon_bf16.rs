@@ -6,7 +6,7 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::kernel::{Columns, Kernel, PART};
+use super::kernel::{COLUMNS, Columns, Kernel, PART, ROWS};
 use super::neon::{MR, NR};
 use super::pack::neon::{pack_a_fours, pack_b_fours};
 use super::store::Store;
@@ -22,8 +22,12 @@ pub(super) static BF16: Kernel = Kernel {
     rows: MR,
     columns: NR,
     pack: 2,
+    parts: 1,
     granule: DEPTHS,
-    block: 512,
+    depths: 1024,
+    block_columns: COLUMNS,
+    block_rows: ROWS,
+    keeps_sums: false,
     part: PART,
     whole: 0,
     group: 0,

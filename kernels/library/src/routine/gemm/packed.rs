@@ -17,10 +17,6 @@ pub(super) use ahead::{
 };
 use block::{BlockedGemm, Shared};
 
-/// The most columns of a block: packed, 4 MiB.
-const NC: usize = 2048;
-/// The most rows whose partial sums are kept in scratch memory.
-const PARTIAL_ROWS: usize = 2048;
 /// Panels of B that a thread packs at a time.
 const PANELS: usize = 8;
 /// The most panels of B for which rows of A are read in place, and of which distance in bytes these may not be multiples.
@@ -55,9 +51,9 @@ pub(super) unsafe fn run(kernel: &'static Kernel, shape: &Gemm, pool: &Pool, at:
         // SAFETY: the caller vouches for the buffers.
         unsafe {
             let at = shape.of_batch(at, index);
-            match whole::fits(kernel, shape) {
-                true => whole::run(kernel, shape, pool, at),
-                false => run_shared(kernel, shape, pool, at),
+            match whole::depths(kernel, shape) {
+                Some(depths) => whole::run(kernel, shape, depths, pool, at),
+                None => run_shared(kernel, shape, pool, at),
             }
         };
     }

@@ -8,13 +8,14 @@
 mod hardware;
 #[cfg(test)]
 mod software;
+pub(super) mod split;
 #[cfg(test)]
 mod tests;
 
 use std::mem::MaybeUninit;
 
 use super::avx512;
-use super::kernel::{Columns, Kernel, PART, WHOLE};
+use super::kernel::{COLUMNS, Columns, Kernel, PART, ROWS, WHOLE};
 use super::pack::amx::{pack_a, pack_b};
 use super::store::Store;
 
@@ -81,7 +82,11 @@ const fn kernel<T: Tiles>(name: &'static str) -> Kernel {
         columns: NR,
         pack: 2,
         granule: 2 * WORDS,
-        block: DEPTHS / 2,
+        parts: 1,
+        depths: DEPTHS,
+        block_columns: COLUMNS,
+        block_rows: ROWS,
+        keeps_sums: false,
         part: 4 * PART,
         whole: WHOLE,
         group: 12,
@@ -141,12 +146,7 @@ unsafe fn tile<T: Tiles>(words: usize, a: *const u32, b: &Columns, store: &Store
         }
         sums.assume_init_ref()
     };
-    if crate::simd::has_bf16() {
-        // SAFETY: the features are present; the caller vouches for the store.
-        unsafe { avx512::store_sums(&sums.0, store) };
-    } else {
-        finish(store, &sums.0);
-    }
+    finish(store, sums);
 }
 
 /// Multiplies 16 rows, or `LOWER` 32, by 16 columns, or `RIGHT` 32, and writes the sums as rows of [`NR`].
@@ -225,8 +225,19 @@ unsafe fn load_left<T: Tiles, const R: u8, const NEAR: bool>(a: *const u32) {
     }
 }
 
+/// Stores the sums of a tile.
+#[inline(always)]
+fn finish(store: &Store, sums: &Sums) {
+    if crate::simd::has_bf16() {
+        // SAFETY: the features are present; the caller of the micro-kernel vouches for the store.
+        unsafe { avx512::store_sums(&sums.0, store) };
+    } else {
+        finish_vectorized(store, &sums.0);
+    }
+}
+
 crate::simd::vectorized! {
-    fn finish(store: &Store, sums: &[[f32; NR]; MR]) {
+    fn finish_vectorized(store: &Store, sums: &[[f32; NR]; MR]) {
         // SAFETY: the caller of the micro-kernel vouches for the store.
         unsafe { store.finish::<NR>(sums.as_flattened().as_ptr()) }
     }

@@ -10,7 +10,7 @@ impl Source {
     /// Up to 16 elements as f32.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     #[inline]
-    unsafe fn numbers(&self, from: *const u8, mask: u16) -> __m512i {
+    pub(super) unsafe fn numbers(&self, from: *const u8, mask: u16) -> __m512i {
         // SAFETY: the caller vouches for the elements of the mask.
         unsafe {
             match self.elem {

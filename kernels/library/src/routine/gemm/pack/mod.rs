@@ -14,6 +14,8 @@ pub(super) mod avx2;
 pub(super) mod avx512;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod split;
 
 use crate::dtype::Elem;
 

@@ -83,6 +83,10 @@ pub(in crate::routine::gemm) unsafe fn run_packed(
 ) {
     let (mut blocked, at) = BlockedGemm::new(kernel, whole, at);
     assert!(!blocked.is_swapped && m <= whole.m);
+    if kernel.keeps_sums {
+        // Rows of A are packed just before.
+        blocked.group = 0;
+    }
     let [a_bytes, _, partial_bytes, bias_bytes] = blocked.scratch();
     let [a, partial, bias] = packing.split([a_bytes, partial_bytes, bias_bytes]);
     let shared = Shared { partial: partial.cast(), bias: bias.cast(), ..Shared::EMPTY };
@@ -147,7 +151,7 @@ pub(in crate::routine::gemm) unsafe fn pack_left(
             depths: range.len(),
             panel,
         };
-        let place = rows.start / mr * panel + (range.start - block.start) / pack * mr;
+        let place = rows.start / mr * panel + kernel.words(range.start - block.start) * mr;
         // SAFETY: the features are present; the place lies inside of the part.
         unsafe { (kernel.pack_a)(&src, out.cast::<u32>().add(part * blocked.left_part() + place)) };
     }
@@ -220,14 +224,14 @@ impl BlockedGemm {
         lines: *mut u8,
         rows: &dyn Fn(Range<usize>, *mut u8),
     ) {
-        let Kernel { columns, pack, .. } = *self.kernel;
+        let columns = self.kernel.columns;
         for first in (0..block.depths).step_by(step) {
             let depths = step.min(block.depths - first);
             let depth = block.depth + first;
             rows(depth..depth + depths, lines);
             let src = Source {
                 elem: self.shape.b.elem,
-                pack,
+                pack: self.kernel.pack,
                 granule: self.kernel.granule,
                 start: self.shape.b.elem.at(lines, block.col as isize),
                 line: 1,
@@ -237,7 +241,9 @@ impl BlockedGemm {
                 panel: block.panel,
             };
             // SAFETY: the features are present; the part holds the whole column block.
-            unsafe { (self.kernel.pack_b)(&src, scratch.b.add(first / pack * columns)) };
+            unsafe {
+                (self.kernel.pack_b)(&src, scratch.b.add(self.kernel.words(first) * columns))
+            };
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A GEMM cut into blocks, and the products of a block.
 
-use super::{LINE_BYTES, LINES_PANELS, NC, PAGE_BYTES, PARTIAL_ROWS};
+use super::{LINE_BYTES, LINES_PANELS, PAGE_BYTES};
 use crate::dtype::Elem;
 use crate::routine::convert::to_f32;
 use crate::routine::gemm::kernel::Kernel;
@@ -80,6 +80,8 @@ pub(super) struct BlockedGemm {
     pub(super) has_partial: bool,
     /// Whole panels of columns of B are read where they are.
     pub(super) in_place: bool,
+    /// Panels of B by which each panel of A is multiplied before the next one, as [`Kernel::group`].
+    pub(super) group: usize,
 }
 
 impl BlockedGemm {
@@ -102,12 +104,12 @@ impl BlockedGemm {
         } else {
             (*shape, at)
         };
-        let kc = even_part(shape.k, kernel.block * kernel.pack).next_multiple_of(kernel.granule);
-        let nc = even_part(shape.n, NC).next_multiple_of(kernel.columns);
+        let kc = even_part(shape.k, kernel.depths).next_multiple_of(kernel.granule);
+        let nc = even_part(shape.n, kernel.block_columns).next_multiple_of(kernel.columns);
         let is_direct = shape.c.col == 1 && (kernel.stores_f16 || shape.c.elem != Elem::F16);
-        let sums_in_c = is_direct && shape.c.elem == Elem::F32;
+        let sums_in_c = is_direct && shape.c.elem == Elem::F32 && !kernel.keeps_sums;
         let has_partial = kc < shape.k && !sums_in_c;
-        let mc = if has_partial { even_part(shape.m, PARTIAL_ROWS) } else { shape.m };
+        let mc = if has_partial { even_part(shape.m, kernel.block_rows) } else { shape.m };
         let mc = mc.next_multiple_of(kernel.part);
         let col_blocks = shape.n.div_ceil(nc);
         let in_place = false;
@@ -122,6 +124,7 @@ impl BlockedGemm {
             is_direct,
             has_partial,
             in_place,
+            group: kernel.group,
         };
         (blocked, at)
     }

@@ -31,14 +31,20 @@ impl BlockedGemm {
         }
         // SAFETY: the panels are packed; the caller vouches for the buffers.
         unsafe {
+            let stays = self.group == 0;
             let columns = |panel: usize| match self.in_place && (panel + 1) * nr <= block.cols {
                 true => {
                     let at = self.right_at(at, block, panel * nr).cast::<u32>();
-                    Columns { at, step: self.shape.b.row as usize, next: at.wrapping_add(nr) }
+                    Columns {
+                        at,
+                        step: self.shape.b.row as usize,
+                        next: at.wrapping_add(nr),
+                        stays,
+                    }
                 }
                 false => {
                     let at = scratch.b.add(panel * block.panel).cast_const();
-                    Columns { at, step: nr, next: at.wrapping_add(AHEAD * nr) }
+                    Columns { at, step: nr, next: at.wrapping_add(AHEAD * nr), stays }
                 }
             };
             let tile = |i: usize, panel: usize, b: &Columns| {
@@ -46,10 +52,10 @@ impl BlockedGemm {
                 let size = (mr.min(rows.end - i), nr.min(block.cols - panel * nr));
                 self.tile(at, block, scratch, (&a, b, words), (i, panel * nr), size);
             };
-            if self.kernel.group > 0 {
-                for group in (first..last).step_by(self.kernel.group) {
+            if self.group > 0 {
+                for group in (first..last).step_by(self.group) {
                     for i in rows.clone().step_by(mr) {
-                        for panel in group..last.min(group + self.kernel.group) {
+                        for panel in group..last.min(group + self.group) {
                             tile(i, panel, &columns(panel));
                         }
                     }
@@ -104,8 +110,14 @@ impl BlockedGemm {
             cols,
         };
         if self.has_partial {
+            if self.is_direct && store.elem == Elem::F32 && store.load_c {
+                store.load_c = false;
+                store.partial = c.cast();
+                store.partial_row = store.c_row;
+            }
             if !block.is_first {
                 store.partial = partial;
+                store.partial_row = self.nc as isize;
             }
             if !block.is_last {
                 store.c = partial.cast();

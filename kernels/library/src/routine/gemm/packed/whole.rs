@@ -2,25 +2,57 @@
 //! So every element is packed once.
 
 use super::{PANELS, SMALL, ahead};
+use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable};
 use crate::routine::gemm::kernel::Kernel;
 use crate::routine::gemm::{Buffers, Gemm};
 
+/// The fewest depths that are packed at a time.
+const MIN_DEPTHS: usize = 512;
 /// Columns of a part, at most.
 const COLUMNS: usize = 384;
 
-/// Whether a GEMM is large enough for two steps, and its smaller operand small enough to be packed as a whole.
-pub(super) fn fits(kernel: &Kernel, shape: &Gemm) -> bool {
+/// The depths by which a GEMM that is large enough for two steps is cut, so that its smaller operand can be packed as a whole: all, if that
+/// is small enough; fewer only if sums can be added to C as they are.
+pub(super) fn depths(kernel: &Kernel, shape: &Gemm) -> Option<usize> {
     let Gemm { m, n, k, .. } = *shape;
-    let bytes = m.min(n) * k * shape.a.elem.size();
-    shape.c.col == 1 && m * n * k >= SMALL && bytes <= kernel.whole
+    let elem = shape.a.elem.size();
+    if shape.c.col != 1 || m * n * k < SMALL || kernel.whole == 0 {
+        return None;
+    }
+    let most = kernel.whole / (m.min(n) * elem);
+    if k <= most {
+        return Some(k);
+    }
+    let most = most / kernel.depths * kernel.depths;
+    (shape.c.elem == Elem::F32 && most >= MIN_DEPTHS.max(kernel.depths)).then_some(most)
 }
 
-/// Runs one GEMM with all threads of the pool.
+/// Runs one GEMM with all threads of the pool, so many depths after the other.
 ///
 /// # Safety
-/// As for [`Gemm::run`]; it must fit.
-pub(super) unsafe fn run(kernel: &'static Kernel, shape: &Gemm, pool: &Pool, at: Buffers) {
+/// As for [`Gemm::run`]; the depths must be those of [`depths`].
+pub(super) unsafe fn run(
+    kernel: &'static Kernel,
+    shape: &Gemm,
+    depths: usize,
+    pool: &Pool,
+    at: Buffers,
+) {
+    for first in (0..shape.k).step_by(depths) {
+        let k = depths.min(shape.k - first);
+        let accumulate = shape.accumulate || first > 0;
+        let bias = if first + k == shape.k { shape.bias } else { None };
+        let part = Gemm { k, accumulate, bias, ..*shape };
+        let a = shape.a.elem.at(at.a, first as isize * shape.a.col);
+        let b = shape.b.elem.at(at.b, first as isize * shape.b.row);
+        // SAFETY: passed on.
+        unsafe { run_depths(kernel, &part, pool, Buffers { a, b, ..at }) };
+    }
+}
+
+/// As [`run`], of all depths at once.
+unsafe fn run_depths(kernel: &'static Kernel, shape: &Gemm, pool: &Pool, at: Buffers) {
     let Gemm { m, n, .. } = *shape;
     let threads = pool.threads();
     // SAFETY: the caller vouches for the buffers; parts of C are disjoint.
