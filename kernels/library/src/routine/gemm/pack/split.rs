@@ -32,7 +32,7 @@ pub(in crate::routine::gemm) unsafe fn pack_b(src: &Source, out: *mut u32) {
 
 /// Packs rows of A, or columns of B.
 unsafe fn pack<const LEFT: bool>(src: &Source, out: *mut u32) {
-    let has_bf16 = crate::simd::has_bf16();
+    let has_avx512 = crate::simd::has_avx512();
     let (panels, units) = (src.lines.div_ceil(LINES), src.depths.div_ceil(2 * WORDS));
     // As the source lies in memory.
     let place = |number: usize| match src.depth {
@@ -53,8 +53,8 @@ unsafe fn pack<const LEFT: bool>(src: &Source, out: *mut u32) {
             let out = out.add(panel * src.panel + unit * PARTS * PART_WORDS).cast::<Unit>();
             let next = start(place((number + 1).min(panels * units - 1)));
             let is_finite = match (src.depth, src.line) {
-                (1, _) if has_bf16 => x86::along_depth::<LEFT>(&part, next, out),
-                (_, 1) if has_bf16 => x86::across_depth::<LEFT>(&part, next, out),
+                (1, _) if has_avx512 => x86::along_depth::<LEFT>(&part, next, out),
+                (_, 1) if has_avx512 => x86::across_depth::<LEFT>(&part, next, out),
                 _ => any::<LEFT>(&part, out),
             };
             if !is_finite {
@@ -89,8 +89,7 @@ unsafe fn any<const LEFT: bool>(src: &Source, out: *mut Unit) -> bool {
     is_finite
 }
 
-/// The bits of the three bf16 parts of a number. One that is not finite is its own first part, and those that would be
-/// subnormal are zero.
+/// The bits of the three bf16 parts of a number. One that is not finite is its own first part.
 fn split(number: f32) -> [u16; PARTS] {
     let mut rest = number;
     std::array::from_fn(|_| {
@@ -100,67 +99,66 @@ fn split(number: f32) -> [u16; PARTS] {
     })
 }
 
-/// The nearest bf16 number; of a finite one the largest at most.
+/// The nearest bf16 number, of two the one farther from zero; of a finite one the largest at most.
 fn nearest(number: f32) -> f32 {
     const LARGEST: u32 = 0x7f7f_0000;
     if !number.is_finite() {
         return number;
     }
-    if !number.is_normal() {
-        return 0f32.copysign(number);
-    }
-    let bits = number.to_bits();
-    let rounded = f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000);
+    let rounded = f32::from_bits((number.to_bits() + HALF) & UPPER);
     if rounded.is_finite() { rounded } else { f32::from_bits(LARGEST).copysign(number) }
 }
+
+/// The bits of an f32 number that are those of a bf16 number, and half of the last of these.
+const UPPER: u32 = 0xffff_0000;
+const HALF: u32 = 0x8000;
 
 /// Packing with AVX-512.
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{LINES, PARTS, Source, Unit, WORDS, split};
+    use super::{HALF, LINES, PARTS, Source, UPPER, Unit, WORDS, split};
     use crate::routine::gemm::pack::avx512::transpose_words;
 
-    /// The parts of 16 numbers, in the lower half of a register, and of 16 more in the upper half, and whether all are finite.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+    /// The parts of 16 pairs of numbers, and whether all are finite.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     #[inline]
-    fn split_halves(low: __m512, high: __m512) -> ([__m512i; PARTS], bool) {
+    fn split_pairs(low: __m512, high: __m512) -> ([__m512i; PARTS], bool) {
         const NOT_FINITE: i32 = 0x99;
-        let (mut rest_low, mut rest_high) = (low, high);
-        let mut parts = [_mm512_setzero_si512(); PARTS];
-        for part in &mut parts {
-            // SAFETY: both are 64 plain bytes.
-            let both: __m512i =
-                unsafe { std::mem::transmute(_mm512_cvtne2ps_pbh(rest_high, rest_low)) };
-            rest_low = _mm512_sub_ps(rest_low, widened(_mm512_castsi512_si256(both)));
-            rest_high = _mm512_sub_ps(rest_high, widened(_mm512_extracti64x4_epi64::<1>(both)));
-            *part = both;
+        let upper = _mm512_set1_epi32(UPPER as i32);
+        let nearest = |x: __m512| {
+            let sum = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(HALF as i32));
+            _mm512_and_si512(sum, upper)
+        };
+        let pairs =
+            |low: __m512i, high: __m512i| _mm512_or_si512(_mm512_srli_epi32::<16>(low), high);
+        let rest = |x: __m512, part: __m512i| _mm512_sub_ps(x, _mm512_castsi512_ps(part));
+        let first = [nearest(low), nearest(high)];
+        let left = [rest(low, first[0]), rest(high, first[1])];
+        let second = left.map(nearest);
+        let left = [rest(left[0], second[0]), rest(left[1], second[1])];
+        let third = left.map(nearest);
+        // The rests of numbers that are not finite, or rounded to infinity, are no numbers.
+        if _mm512_fpclass_ps_mask::<NOT_FINITE>(_mm512_add_ps(left[0], left[1])) != 0 {
+            return split_each(low, high);
         }
-        let (low_left, high_left) = (
-            _mm512_fpclass_ps_mask::<NOT_FINITE>(rest_low),
-            _mm512_fpclass_ps_mask::<NOT_FINITE>(rest_high),
-        );
-        if low_left | high_left != 0 { split_each(low, high) } else { (parts, true) }
+        ([first, second, third].map(|[low, high]| pairs(low, high)), true)
     }
 
-    /// As [`split_halves`], for numbers that are not finite or too large to be rounded.
+    /// As [`split_pairs`], for numbers that are not finite or too large to be rounded.
     #[cold]
     fn split_each(low: __m512, high: __m512) -> ([__m512i; PARTS], bool) {
         // SAFETY: all are plain numbers of 64 bytes.
         unsafe {
-            let numbers: [f32; 32] = std::mem::transmute([low, high]);
-            let all = numbers.map(split);
+            let [low, high] = [low, high].map(|x| std::mem::transmute::<__m512, [f32; 16]>(x));
             let parts = std::array::from_fn(|part| {
-                std::mem::transmute::<[u16; 32], __m512i>(all.map(|parts| parts[part]))
+                let word = |i: usize| {
+                    u32::from(split(low[i])[part]) | u32::from(split(high[i])[part]) << 16
+                };
+                std::mem::transmute::<[u32; 16], __m512i>(std::array::from_fn(word))
             });
-            (parts, numbers.iter().all(|number| number.is_finite()))
+            (parts, low.iter().chain(&high).all(|number| number.is_finite()))
         }
-    }
-
-    #[target_feature(enable = "avx512f")]
-    #[inline]
-    fn widened(halves: __m256i) -> __m512 {
-        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
     }
 
     /// The lowest bits, as many as a count, of two registers of 16.
@@ -192,7 +190,7 @@ mod x86 {
     }
 
     /// Lines whose depths are contiguous; returns whether all numbers are finite.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     pub(super) unsafe fn along_depth<const LEFT: bool>(
         src: &Source,
         next: *const u8,
@@ -201,13 +199,16 @@ mod x86 {
         let (mut own, mut is_finite) = (std::mem::MaybeUninit::<Unit>::uninit(), true);
         let to = if LEFT { out } else { own.as_mut_ptr() }.cast::<u32>();
         let masks = masks(src.depths);
+        let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        let odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
         for line in 0..LINES {
             // SAFETY: the masks keep the loads inside the source; the unit has all lines.
             unsafe {
                 prefetch(src.elem.at(next, line as isize * src.line));
                 let (parts, are_finite) = if line < src.lines {
-                    let [low, high] = pair(src, src.at(line, 0), masks);
-                    split_halves(low, high)
+                    let [first, second] = pair(src, src.at(line, 0), masks);
+                    let low = _mm512_permutex2var_ps(first, even, second);
+                    split_pairs(low, _mm512_permutex2var_ps(first, odd, second))
                 } else {
                     ([_mm512_setzero_si512(); PARTS], true)
                 };
@@ -226,7 +227,7 @@ mod x86 {
     }
 
     /// Lines that are contiguous across a depth; returns whether all numbers are finite.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     pub(super) unsafe fn across_depth<const LEFT: bool>(
         src: &Source,
         next: *const u8,
@@ -247,14 +248,11 @@ mod x86 {
                     prefetch(src.elem.at(next, depth as isize * src.depth));
                 }
                 for half in 0..2 {
-                    let (parts, are_finite) = split_halves(even[half], odd[half]);
+                    let (parts, are_finite) = split_pairs(even[half], odd[half]);
                     is_finite &= are_finite;
-                    for (part, both) in parts.into_iter().enumerate() {
-                        let low = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(both));
-                        let high = _mm512_extracti64x4_epi64::<1>(both);
-                        let high = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(high));
+                    for (part, words) in parts.into_iter().enumerate() {
                         let at = to.add((part * WORDS + word) * LINES + 16 * half);
-                        _mm512_storeu_si512(at.cast(), _mm512_or_si512(low, high));
+                        _mm512_storeu_si512(at.cast(), words);
                     }
                 }
             }
