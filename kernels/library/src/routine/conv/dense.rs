@@ -32,7 +32,7 @@ const WEIGHT_COLUMNS: usize = 256;
 const MAX_PARTIAL: usize = 1 << 18;
 /// Filters whose kernels are turned side by side: together they are whole lines of the cache.
 const TURNED_FILTERS: usize = 16;
-/// Rows of a kernel that a chunk packs, a multiple of [`Gemm::rows`].
+/// Rows of a kernel that a chunk packs, a multiple of [`Gemm::left_rows`].
 const PACKED_ROWS: usize = 96;
 /// Alignment of packed kernels.
 const ALIGN: usize = 64;
@@ -164,7 +164,7 @@ impl Conv {
         unsafe { pack_kernels(pool, &whole, (kernel, groups), packed, packed_bytes) };
         let chunks = groups * blocks.len();
         let row_parts = self.parts(pool, chunks).clamp(1, (filters / MIN_ROWS).max(1));
-        let row_step = filters.div_ceil(row_parts).next_multiple_of(Gemm::rows(elem));
+        let row_step = filters.div_ceil(row_parts).next_multiple_of(whole.left_rows());
         let row_parts = filters.div_ceil(row_step);
         pool.run_workers(chunks * row_parts, &|chunk, worker| {
             let (x, w, packed, y) = at.get();
@@ -271,13 +271,13 @@ impl Conv {
         let (taps, positions) = (window.taps_len(), window.output_len());
         let (depth, input) = (channels * taps, window.input_len());
         let blocks = Blocks::new(self, POSITIONS[1]);
-        // Rows of packed kernels begin at multiples.
-        let part =
-            (FOLD_ROWS / taps.max(1)).next_multiple_of(Gemm::rows(elem)).min(channels).max(1);
-        let parts = channels.div_ceil(part);
         let a = Operand::row_major(elem, filters, depth).transposed();
         let n = blocks.images * blocks.rows * window.output[2];
         let whole = Gemm { a, ..Gemm::row_major(elem, Elem::F32, depth, n, filters) };
+        // Rows of packed kernels begin at multiples.
+        let part =
+            (FOLD_ROWS / taps.max(1)).next_multiple_of(whole.left_rows()).min(channels).max(1);
+        let parts = channels.div_ceil(part);
         let packed_bytes = whole.packed_left_bytes().next_multiple_of(ALIGN) + ALIGN;
         let [packed] = pool.common([groups * packed_bytes]);
         let at = Shareable::new((dy, w, packed, dx));
@@ -439,7 +439,9 @@ impl Conv {
                         accumulate: block > of_blocks.start,
                         ..Gemm::row_major(elem, Elem::F32, filters, columns, n)
                     };
-                    gemm.run_serial(&mut worker.packing, a_at, b_at, sum, std::ptr::null());
+                    let all = blocks.images * blocks.rows * window.output[2];
+                    let whole = Gemm { n: width, k: all, ..gemm };
+                    gemm.run_part(&whole, &mut worker.packing, (a_at, b_at), sum);
                 }
             }
         });

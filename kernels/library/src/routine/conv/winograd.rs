@@ -122,12 +122,14 @@ impl Conv {
     unsafe fn transform_kernels(&self, pool: &Pool, w: *const u8, kernels: &Kernels) {
         let Conv { groups, channels, filters, .. } = *self;
         let stored = if kernels.is_turned { [channels, filters] } else { [filters, channels] };
-        let parts = stored[0].div_ceil(Gemm::ROWS);
+        // Panels of rows begin at multiples of their size, and so do depths that are packed as such.
+        let panel = kernels.gemm.left_rows();
+        let parts = stored[0].div_ceil(panel);
         let at = Shareable::new((w, *kernels));
         pool.run_workers(groups * parts, &|chunk, worker| {
             let (w, kernels) = at.get();
-            let (group, first) = (chunk / parts, chunk % parts * Gemm::ROWS);
-            let rows = first..stored[0].min(first + Gemm::ROWS);
+            let (group, first) = (chunk / parts, chunk % parts * panel);
+            let rows = first..stored[0].min(first + panel);
             let len = rows.len() * stored[1];
             let [own] = worker.tiles.split([if kernels.is_packed { POINTS * len * 4 } else { 0 }]);
             let place = group * filters * channels + first * stored[1];
@@ -167,7 +169,8 @@ impl Conv {
         // Each part transforms the tiles again. Threads share nothing that they write, as exchanging it may be slower than computing
         // it twice.
         let parts = self.parts(pool, chunks);
-        let part = filters.div_ceil(parts).max(MIN_FILTERS).next_multiple_of(Gemm::ROWS);
+        let part =
+            filters.div_ceil(parts).max(MIN_FILTERS).next_multiple_of(kernels.gemm.left_rows());
         let parts = filters.div_ceil(part);
         let at = Shareable::new((x, *kernels, y));
         pool.run_workers(chunks * parts, &|chunk, worker| {
@@ -248,11 +251,12 @@ impl Conv {
                         accumulate: first > 0,
                         ..Gemm::row_major(elem, elem, m, channel.len(), n)
                     };
+                    let whole = Gemm { m: filters, n: channels, k: step * tiles.cols, ..gemm };
                     for point in 0..POINTS {
                         let a = of_dy.matrix(gradients, point, 0);
                         let b = of_x.matrix(images, point, 0);
                         let c = elem.at_mut(sums, (point * kernels) as isize);
-                        gemm.run_serial(&mut worker.packing, a, b, c, std::ptr::null());
+                        gemm.run_part(&whole, &mut worker.packing, (a, b), c);
                     }
                 }
                 for (i, m) in filter.enumerate() {

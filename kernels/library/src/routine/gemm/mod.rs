@@ -162,6 +162,34 @@ impl Gemm {
         c: *mut u8,
         bias: *const u8,
     ) {
+        // SAFETY: passed on.
+        unsafe { self.run_on_thread(self.kernel(), packing, Buffers { a, b, c, bias }) };
+    }
+
+    /// As [`Gemm::run_serial`], for some rows, columns or depths of a larger GEMM, by the micro-kernel for that, so that the bits do not
+    /// depend on how it is divided. Without a bias.
+    ///
+    /// # Safety
+    /// As for [`Gemm::run`].
+    pub(crate) unsafe fn run_part(
+        &self,
+        whole: &Gemm,
+        packing: &mut Scratch,
+        (a, b): (*const u8, *const u8),
+        c: *mut u8,
+    ) {
+        let kernel = if self.k > 0 { whole.kernel_of_whole() } else { None };
+        // SAFETY: passed on.
+        unsafe { self.run_on_thread(kernel, packing, Buffers { a, b, c, bias: NO_BIAS }) };
+    }
+
+    /// Runs the GEMM on the calling thread.
+    unsafe fn run_on_thread(
+        &self,
+        kernel: Option<&'static Kernel>,
+        packing: &mut Scratch,
+        at: Buffers,
+    ) {
         assert_eq!(self.a.elem, self.b.elem);
         let shape = self.folded();
         if shape.m == 0 || shape.n == 0 || shape.batch == 0 {
@@ -170,8 +198,8 @@ impl Gemm {
         for index in 0..shape.batch {
             // SAFETY: the caller vouches for the buffers.
             unsafe {
-                let buffers = shape.of_batch(Buffers { a, b, c, bias }, index);
-                match shape.kernel() {
+                let buffers = shape.of_batch(at, index);
+                match kernel {
                     Some(kernel) => packed::run_serial(kernel, &shape, packing, buffers),
                     None => blocked::run_serial(&shape, packing, buffers),
                 }
@@ -225,14 +253,14 @@ impl Gemm {
 
     /// Bytes that [`Gemm::pack_left`] needs for the left operand; 0 if packing does not help.
     pub(crate) fn packed_left_bytes(&self) -> usize {
-        self.ahead().map_or(0, |kernel| packed::packed_left_bytes(kernel, self))
+        self.left_ahead().map_or(0, |kernel| packed::packed_left_bytes(kernel, self))
     }
 
     /// Packs some rows and depths of the left operand for several [`Gemm::run_packed_left`]; `a` is where the first row and depth of
     /// these are. Calls for disjoint rows or depths may run at the same time.
     ///
     /// # Safety
-    /// `a` must be valid, `out` writable for [`Gemm::packed_left_bytes`]; the rows begin at a multiple of [`Gemm::rows`], the depths at
+    /// `a` must be valid, `out` writable for [`Gemm::packed_left_bytes`]; the rows begin at a multiple of [`Gemm::left_rows`], the depths at
     /// one of 32, or if they are f32 anywhere.
     pub(crate) unsafe fn pack_left(
         &self,
@@ -241,7 +269,7 @@ impl Gemm {
         a: *const u8,
         out: *mut u8,
     ) {
-        if let Some(kernel) = self.ahead() {
+        if let Some(kernel) = self.left_ahead() {
             // SAFETY: passed on.
             unsafe { packed::pack_left(kernel, self, rows, depths, a, out) };
         }
@@ -263,7 +291,7 @@ impl Gemm {
         if size.0.is_empty() || size.1 == 0 {
             return;
         }
-        let kernel = self.ahead().expect("the left operand is packed");
+        let kernel = self.left_ahead().expect("the left operand is packed");
         let right = packed::Right::Rows(rows);
         // SAFETY: passed on.
         unsafe {
@@ -272,7 +300,7 @@ impl Gemm {
     }
 
     /// As [`Gemm::run_serial`], for some rows of a left operand that [`Gemm::pack_left`] packed, and the
-    /// first `n` columns; the first of the rows is a multiple of [`Gemm::rows`], and goes to `c`.
+    /// first `n` columns; the first of the rows is a multiple of [`Gemm::left_rows`], and goes to `c`.
     ///
     /// # Safety
     /// As for [`Gemm::run`]; `packed` must come from the same GEMM and operand.
@@ -289,7 +317,7 @@ impl Gemm {
         }
         // SAFETY: passed on.
         unsafe {
-            if let Some(kernel) = self.ahead() {
+            if let Some(kernel) = self.left_ahead() {
                 let (size, right) = ((rows, n), packed::Right::At(b));
                 return packed::run_packed_left(
                     kernel,
@@ -304,6 +332,11 @@ impl Gemm {
             let a = self.a.elem.at(a, rows.start as isize * self.a.row);
             Gemm { m: rows.len(), n, ..*self }.run_serial(packing, a, b, c, std::ptr::null());
         }
+    }
+
+    /// Rows of a panel of a left operand that [`Gemm::pack_left`] packs.
+    pub(crate) fn left_rows(&self) -> usize {
+        self.left_ahead().map_or(Gemm::ROWS, |kernel| kernel.rows)
     }
 
     /// A multiple of [`Gemm::rows`] of f32 for every micro-kernel.
@@ -340,6 +373,12 @@ impl Gemm {
     fn ahead(&self) -> Option<&'static Kernel> {
         let is_plain = self.batch == 1 && self.bias.is_none() && self.c.col == 1 && self.n > 0;
         if is_plain { self.kernel() } else { None }
+    }
+
+    /// The micro-kernel that reads left operands packed ahead, if one does.
+    fn left_ahead(&self) -> Option<&'static Kernel> {
+        let kernel = self.ahead()?;
+        if self.is_by_parts() { kernel::by_parts() } else { Some(kernel) }
     }
 
     /// The same GEMM with the batch folded into the rows, if B is shared and the matrices of A and C are contiguous.

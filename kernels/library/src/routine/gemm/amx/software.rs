@@ -48,21 +48,7 @@ impl Tiles for Software {
     unsafe fn dot<const C: u8, const A: u8, const B: u8>() {
         with(|registers| {
             let [a, b] = [A, B].map(|register| registers[usize::from(register)]);
-            for (c, a) in registers[usize::from(C)].iter_mut().zip(&a) {
-                let mut sums = [[0f32; 2]; WORDS];
-                for (a, b) in a.iter().zip(&b) {
-                    for (sums, b) in sums.iter_mut().zip(b) {
-                        for (half, sum) in sums.iter_mut().enumerate() {
-                            let (x, y) = (number(*a, half), number(*b, half));
-                            *sum = flushed(x.mul_add(y, *sum));
-                        }
-                    }
-                }
-                for (c, [even, odd]) in c.iter_mut().zip(sums) {
-                    let sum = flushed(f32::from_bits(*c)) + flushed(even + odd);
-                    *c = flushed(sum).to_bits();
-                }
-            }
+            add_products(&mut registers[usize::from(C)], &a, &b);
         });
     }
 
@@ -76,12 +62,37 @@ impl Tiles for Software {
     }
 }
 
+crate::simd::vectorized! {
+    fn add_products(c: &mut Register, a: &Register, b: &Register) {
+        for (c, a) in c.iter_mut().zip(a) {
+            let mut sums = [[0f32; WORDS]; 2];
+            for (a, b) in a.iter().zip(b) {
+                for (half, sums) in sums.iter_mut().enumerate() {
+                    let x = number(*a, half);
+                    for (sum, b) in sums.iter_mut().zip(b) {
+                        *sum = flushed(x.mul_add(number(*b, half), *sum));
+                    }
+                }
+            }
+            let [even, odd] = sums;
+            for ((c, even), odd) in c.iter_mut().zip(even).zip(odd) {
+                let sum = flushed(f32::from_bits(*c)) + flushed(even + odd);
+                *c = flushed(sum).to_bits();
+            }
+        }
+    }
+}
+
 /// A bf16 number of a pair.
+#[inline(always)]
 fn number(pair: u32, half: usize) -> f32 {
     flushed(f32::from_bits(pair >> (16 * half) << 16))
 }
 
 /// Zero of the same sign instead of a subnormal number, as operand or result.
+#[inline(always)]
 fn flushed(x: f32) -> f32 {
-    if x.is_subnormal() { 0f32.copysign(x) } else { x }
+    const SIGN: u32 = 1 << 31;
+    let kept = if x.abs() < f32::MIN_POSITIVE { SIGN } else { u32::MAX };
+    f32::from_bits(x.to_bits() & kept)
 }
