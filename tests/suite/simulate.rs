@@ -111,8 +111,17 @@ fn a_calibration_is_a_cluster_of_this_machine_for_plans_of_the_cpu() {
     let measure = ["calibrate", "--threads", "1", "-o", &file];
     let found: Value =
         serde_json::from_str(&frit(&[&measure[..], &["--json"]].concat()).unwrap()).unwrap();
-    for key in ["f32_flops", "bf16_flops", "bytes_per_second", "gemm_f32_flops", "gemm_bf16_flops"]
-    {
+    for key in [
+        "f32_flops",
+        "multiply_add_flops",
+        "bf16_flops",
+        "bytes_per_second",
+        "gemm_f32_flops",
+        "gemm_bf16_flops",
+        "conv_f32_flops",
+        "conv_3x3_f32_flops",
+        "conv_bf16_flops",
+    ] {
         assert!(found[key].as_f64().is_some_and(|rate| rate > 1e6), "{key} is {}", found[key]);
     }
     assert_eq!(found["threads"], 1);

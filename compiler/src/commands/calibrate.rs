@@ -2,11 +2,15 @@
 
 use crate::diagnostics::Report;
 use frit_ir::{Code, Diagnostic};
-use frit_passes::cost::{Cluster, Device};
+use frit_passes::cost::{Cluster, Convolutions, Device};
 use frit_runtime::calibrate::{Ceilings, ceilings};
 use frit_runtime::files;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+
+/// The part of the best rates that matmuls and convolutions sustain in a step: memory is shared with what runs before and behind them, and
+/// processors clock lower. As measured of the seven models of `docs/performance.md`.
+const SUSTAINED: f64 = 0.92;
 
 /// Arguments of `frit calibrate`.
 #[derive(Debug, clap::Args)]
@@ -64,10 +68,15 @@ fn cluster(found: &Ceilings) -> Cluster {
         half_tflops: found.gemm_bf16_flops / efficiency / 1e12,
         single_tflops: found.f32_flops / 1e12,
         // Generated code multiplies and adds separately.
-        vector_tflops: found.f32_flops / 2e12,
-        matmul_efficiency: efficiency,
+        vector_tflops: found.multiply_add_flops / 2e12,
+        matmul_efficiency: SUSTAINED * efficiency,
         attention_efficiency: (found.attention_flops / found.f32_flops).min(1.0),
         launch_us: 1e6 * found.call_seconds,
+        convolutions: Some(Convolutions {
+            single_tflops: SUSTAINED * found.conv_f32_flops / 1e12,
+            tiles_tflops: SUSTAINED * found.conv_3x3_f32_flops / 1e12,
+            half_tflops: SUSTAINED * found.conv_bf16_flops / 1e12,
+        }),
         ..base.device
     };
     Cluster { name: "cpu".into(), devices_per_node: 64, device, ..base }
@@ -78,17 +87,26 @@ fn text(found: &Ceilings, output: Option<&Path>) -> String {
     let part = |flops: f64, of: f64| format!("{} ({:.0} %)", giga(flops), 100.0 * flops / of);
     let mut text = format!(
         "threads       {}\n\
-         peak          {} in f32, {} in bf16: multiply-adds in registers\n\
+         peak          {} in f32, {} in bf16: multiply-adds in registers{}\n\
          GEMM          {} in f32, {} in bf16: 2048 x 3072 x 768\n\
+         convolutions  {} in f32, {} with 3 x 3 taps, {} in bf16: with gradients\n\
          attention     {} in f32: causal, 12 heads, 1024 tokens\n\
          memory        {:.1} GB/s read and written\n\
          empty kernel  {:.2} us\n",
         found.threads,
         giga(found.f32_flops),
         giga(found.bf16_flops),
+        if found.f32_flops > found.multiply_add_flops {
+            format!("; {} of f32 by vectors", giga(found.multiply_add_flops))
+        } else {
+            String::new()
+        },
         part(found.gemm_f32_flops, found.f32_flops),
         part(found.gemm_bf16_flops, found.bf16_flops),
-        part(found.attention_flops, found.f32_flops),
+        giga(found.conv_f32_flops),
+        giga(found.conv_3x3_f32_flops),
+        giga(found.conv_bf16_flops),
+        part(found.attention_flops, found.multiply_add_flops),
         found.bytes_per_second / 1e9,
         1e6 * found.call_seconds,
     );

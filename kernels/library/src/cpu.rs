@@ -8,10 +8,11 @@ use crate::dtype::Elem;
 use crate::routine::gemm::name_of;
 use serde::Serialize;
 
-/// The paths that GEMMs take: `avx2`, `avx512`, `avx512-bf16`, `amx-bf16`, `neon`, `neon-bf16`, or `gemm` for the crate of that name.
+/// The paths that GEMMs take: `avx2`, `avx512`, `avx512-bf16`, `amx-bf16`, `amx-bf16x3`, `neon`, `neon-bf16`, or `gemm` for the crate of that
+/// name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Paths {
-    /// Of f32 and f16 operands.
+    /// Of f32 and f16 operands. With `amx-bf16x3`, GEMMs with fewer than 64 rows, columns or depths, and attention, take `avx512`.
     pub f32: &'static str,
     /// Of bf16 operands; equal to that of f32 where they are widened.
     pub bf16: &'static str,

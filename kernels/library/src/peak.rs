@@ -24,6 +24,12 @@ pub fn f32_flops(pool: &Pool) -> f64 {
     rate(pool, &|| multiply_adds(ROUNDS))
 }
 
+/// As [`f32_flops`] for GEMMs that multiply f32 numbers as sums of bf16 numbers, six products of these for one; none where they do not.
+pub fn parts_flops(pool: &Pool) -> Option<f64> {
+    let by_parts = crate::cpu::paths().f32 == "amx-bf16x3";
+    by_parts.then(|| bf16_flops(pool).map(|rate| rate / 6.0)).flatten()
+}
+
 /// As [`f32_flops`] for products of bf16 that are added in f32; none where the kernels multiply bf16 numbers as f32.
 pub fn bf16_flops(pool: &Pool) -> Option<f64> {
     bf16_products(1)?;

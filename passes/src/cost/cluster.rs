@@ -153,7 +153,16 @@ impl Cluster {
         if self.devices_per_node == 0 {
             return Some("`devices_per_node` must be at least 1".into());
         }
-        for (name, x) in positive {
+        let convolutions =
+            d.convolutions.map_or([1.0; 3], |c| [c.single_tflops, c.tiles_tflops, c.half_tflops]);
+        let convolutions = [
+            "device.convolutions.single_tflops",
+            "device.convolutions.tiles_tflops",
+            "device.convolutions.half_tflops",
+        ]
+        .into_iter()
+        .zip(convolutions);
+        for (name, x) in positive.into_iter().chain(convolutions) {
             if !(x.is_finite() && x > 0.0) {
                 return Some(format!("`{name}` must be positive, not {x}"));
             }

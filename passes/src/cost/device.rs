@@ -33,6 +33,32 @@ pub struct Device {
     pub memory_efficiency: f64,
     /// Time between the ends of two empty kernels, in microseconds.
     pub launch_us: f64,
+    /// What convolutions sustain, if measured; else a fraction of the rate of matmuls.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub convolutions: Option<Convolutions>,
+}
+
+/// Sustained rates of dense convolutions and their gradients, in 10¹² operations of direct sums per second.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Convolutions {
+    /// Of f32.
+    pub single_tflops: f64,
+    /// Of f32 with 3 × 3 taps, which processors compute in tiles.
+    pub tiles_tflops: f64,
+    /// Of f16 and bf16.
+    pub half_tflops: f64,
+}
+
+impl Convolutions {
+    /// The rate of those of a type.
+    pub fn tflops(&self, dtype: DType, is_in_tiles: bool) -> f64 {
+        match (dtype.is_low_precision(), is_in_tiles) {
+            (true, _) => self.half_tflops,
+            (false, true) => self.tiles_tflops,
+            (false, false) => self.single_tflops,
+        }
+    }
 }
 
 impl Device {
@@ -50,6 +76,7 @@ impl Device {
             attention_efficiency: 0.55,
             memory_efficiency: 0.85,
             launch_us: 2.5,
+            convolutions: None,
         }
     }
 
@@ -67,6 +94,7 @@ impl Device {
             attention_efficiency: 0.4,
             memory_efficiency: 0.85,
             launch_us: 2.5,
+            convolutions: None,
         }
     }
 
@@ -95,16 +123,19 @@ impl Device {
 
     /// One core of a CPU, as measured by `gemm_bench` for f32 with AVX-512 and AVX2, and for pairs of bf16 on AMD's processors, which alone
     /// have SSE4a. Intel's multiply these at half the rate of f32, so kernels widen them, unless there is AMX, whose
-    /// GEMMs reach six times the rate of those of f32 where the peak is fourteen times that: caches are too slow for more.
+    /// GEMMs reach six times the rate of those of f32 where the peak is fourteen times that: caches are too slow for more. It
+    /// multiplies f32 numbers, too, as sums of bf16 numbers.
     pub fn cpu(features: &str) -> Device {
         let has = |feature: &str| features.split(',').any(|f| f == feature);
-        let single_tflops = if has("+avx512f") { 0.23 } else { 0.115 };
-        let half_tflops = if has("+amx-bf16") && has("+amx-tile") {
-            6.0 * single_tflops
+        let vectors = if has("+avx512f") { 0.23 } else { 0.115 };
+        let has_tiles = has("+amx-bf16") && has("+amx-tile");
+        let single_tflops = if has_tiles && has("+avx512f") { 1.4 * vectors } else { vectors };
+        let half_tflops = if has_tiles {
+            6.0 * vectors
         } else if has("+avx512bf16") && has("+sse4a") {
             0.42
         } else {
-            single_tflops
+            vectors
         };
         Device {
             name: "CPU core".into(),
@@ -118,6 +149,7 @@ impl Device {
             attention_efficiency: 0.5,
             memory_efficiency: 1.0,
             launch_us: 1.0,
+            convolutions: None,
         }
     }
 

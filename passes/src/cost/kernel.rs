@@ -188,6 +188,9 @@ impl Device {
                 let is_in_tiles = !self.has_matrix_units()
                     && dtype(0) == DType::F32
                     && is_in_tiles(window, *groups, w.shape.dims());
+                if let Some(measured) = &self.convolutions {
+                    return flops / (1e12 * measured.tflops(dtype(0), is_in_tiles));
+                }
                 let part = if is_in_tiles { IN_TILES } else { 1.0 };
                 part * flops / rate(0, self.matmul_efficiency * CONVOLUTION)
             }

@@ -146,7 +146,7 @@ fn split() -> Option<&'static Kernel> {
         };
     }
     let is_there = crate::simd::is_allowed("amx-bf16") && amx::is_available();
-    (is_there && crate::simd::has_bf16()).then_some(&amx::split::HARDWARE)
+    (is_there && crate::simd::has_avx512()).then_some(&amx::split::HARDWARE)
 }
 
 #[cfg(not(target_arch = "x86_64"))]

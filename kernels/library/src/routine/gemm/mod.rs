@@ -403,9 +403,10 @@ impl Gemm {
     }
 }
 
-/// The name of the micro-kernel that multiplies operands of a type on this processor, that of its instructions; `gemm` for the crate.
+/// The name of the micro-kernel that multiplies large matrices of a type on this processor, that of its instructions; `gemm` for the crate.
 pub(crate) fn name_of(elem: Elem) -> &'static str {
-    kernel::of(elem).map_or("gemm", |kernel| kernel.name)
+    let by_parts = if elem == Elem::BF16 { None } else { kernel::by_parts() };
+    by_parts.or_else(|| kernel::of(elem)).map_or("gemm", |kernel| kernel.name)
 }
 
 /// Runs chains of bf16 products in registers, as the micro-kernel does, and returns their operations; none where bf16 numbers are multiplied
