@@ -48,7 +48,7 @@ const fn kernel<T: Tiles>(name: &'static str) -> Kernel {
         granule: 2 * WORDS,
         depths: DEPTHS,
         block_columns: 768,
-        block_rows: 512,
+        block_rows: 1024,
         keeps_sums: true,
         part: 4 * PART,
         whole: WHOLE,

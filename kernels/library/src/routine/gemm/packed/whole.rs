@@ -57,7 +57,7 @@ unsafe fn run_depths(kernel: &'static Kernel, shape: &Gemm, pool: &Pool, at: Buf
     let threads = pool.threads();
     // SAFETY: the caller vouches for the buffers; parts of C are disjoint.
     unsafe {
-        if m <= n {
+        if is_left(kernel, shape, threads) {
             let [left] = pool.common([ahead::packed_left_bytes(kernel, shape)]);
             let sent = Shareable::new((at, left));
             let step = kernel.rows * PANELS / 2;
@@ -100,6 +100,14 @@ unsafe fn run_depths(kernel: &'static Kernel, shape: &Gemm, pool: &Pool, at: Buf
             });
         }
     }
+}
+
+/// Whether the left operand is packed as a whole: the smaller one, or where sums are kept in scratch memory and each thread has enough
+/// columns, not too large a one, as what is packed just before it is multiplied is still in the second-level cache.
+fn is_left(kernel: &Kernel, shape: &Gemm, threads: usize) -> bool {
+    let Gemm { m, n, k, .. } = *shape;
+    let fits = m * k * shape.a.elem.size() <= 2 * kernel.whole;
+    m <= n || (kernel.keeps_sums && fits && n >= threads * COLUMNS / 2)
 }
 
 /// The lines of each of equal parts of `len` lines, in whole tiles: at most `most`, and as many parts for each thread.
