@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use crate::pool::{Pool, Shareable};
-use crate::routine::gemm::bf16_products;
+use crate::routine::gemm::{bf16_products, multiplies_parts};
 
 /// Independent chains of multiply-adds: enough to hide the latency of two units of four cycles.
 const CHAINS: usize = 12;
@@ -26,8 +26,7 @@ pub fn f32_flops(pool: &Pool) -> f64 {
 
 /// As [`f32_flops`] for GEMMs that multiply f32 numbers as sums of bf16 numbers, six products of these for one; none where they do not.
 pub fn parts_flops(pool: &Pool) -> Option<f64> {
-    let by_parts = crate::cpu::paths().f32 == "amx-bf16x3";
-    by_parts.then(|| bf16_flops(pool).map(|rate| rate / 6.0)).flatten()
+    multiplies_parts().then(|| bf16_flops(pool).map(|rate| rate / 6.0)).flatten()
 }
 
 /// As [`f32_flops`] for products of bf16 that are added in f32; none where the kernels multiply bf16 numbers as f32.

@@ -409,6 +409,11 @@ pub(crate) fn name_of(elem: Elem) -> &'static str {
     by_parts.or_else(|| kernel::of(elem)).map_or("gemm", |kernel| kernel.name)
 }
 
+/// Whether large matrices of f32 are multiplied as sums of bf16 numbers.
+pub(crate) fn multiplies_parts() -> bool {
+    kernel::by_parts().is_some()
+}
+
 /// Runs chains of bf16 products in registers, as the micro-kernel does, and returns their operations; none where bf16 numbers are multiplied
 /// as f32.
 pub(crate) fn bf16_products(rounds: usize) -> Option<usize> {

@@ -24,7 +24,9 @@ pub(in crate::routine::gemm) const PARTS: usize = 3;
 pub(in crate::routine::gemm) const PART_WORDS: usize = MR * WORDS;
 /// Words of all parts.
 const ALL_WORDS: usize = PARTS * PART_WORDS;
-/// Where of the words of all parts there is [`MARK`] if one of the numbers is not finite.
+/// Depths of these words.
+const DEPTHS_OF_GRANULE: usize = 2 * WORDS;
+/// Where of the words of all parts there is [`MARK`] if one of the numbers is not finite, instead of the third parts of the first two.
 pub(in crate::routine::gemm) const MARKED: usize = 2 * PART_WORDS;
 /// Two third parts that no finite numbers have.
 pub(in crate::routine::gemm) const MARK: u32 = u32::MAX;
@@ -219,27 +221,50 @@ impl Panels {
     /// The products of all depths with f32 instructions.
     #[cold]
     unsafe fn products_of_singles(self) -> Sums {
-        let number = |panel: *const u32, granule: usize, word: usize, half: usize| {
-            let part = |part: usize| {
-                let at = granule * ALL_WORDS + part * PART_WORDS + word;
-                // SAFETY: the caller vouches for the panels.
-                let words = unsafe { *panel.add(at) };
-                let is_mark = part + 1 == PARTS && word == 0 && words == MARK;
-                if is_mark { 0.0 } else { f32::from_bits(words >> (16 * half) << 16) }
-            };
-            part(0) + part(1) + part(2)
-        };
         let mut sums = Sums([[0.0; NR]; MR]);
-        for depth in 0..self.granules * 2 * WORDS {
-            let (granule, word, half) = (depth / (2 * WORDS), depth % (2 * WORDS) / 2, depth % 2);
-            for (i, sums) in sums.0.iter_mut().enumerate() {
-                let x = number(self.a, granule, i * WORDS + word, half);
-                for (j, sum) in sums.iter_mut().enumerate() {
-                    *sum = x.mul_add(number(self.b, granule, word * NR + j, half), *sum);
+        for granule in 0..self.granules {
+            let at = granule * ALL_WORDS;
+            // SAFETY: the caller vouches for the panels.
+            let [a, b] = unsafe {
+                [self.a, self.b].map(|panel| &*panel.add(at).cast::<[[u32; PART_WORDS]; PARTS]>())
+            };
+            let (mut left, mut right) =
+                ([[0.0; DEPTHS_OF_GRANULE]; MR], [[0.0; NR]; DEPTHS_OF_GRANULE]);
+            for word in 0..WORDS {
+                for line in 0..MR {
+                    let pair = numbers(a, line * WORDS + word);
+                    left[line][2 * word..][..2].copy_from_slice(&pair);
+                    [right[2 * word][line], right[2 * word + 1][line]] =
+                        numbers(b, word * NR + line);
                 }
             }
+            add_products_of_singles(&left, &right, &mut sums.0);
         }
         sums
+    }
+}
+
+/// The two numbers of a word of each part.
+fn numbers(parts: &[[u32; PART_WORDS]; PARTS], word: usize) -> [f32; 2] {
+    let has_mark = word == 0 && parts.as_flattened()[MARKED] == MARK;
+    [0, 16].map(|half| {
+        let part = |part: &[u32; PART_WORDS]| f32::from_bits(part[word] >> half << 16);
+        let [first, second, third] = parts;
+        part(first) + part(second) + if has_mark { 0.0 } else { part(third) }
+    })
+}
+
+crate::simd::vectorized! {
+    fn add_products_of_singles(
+        a: &[[f32; DEPTHS_OF_GRANULE]; MR],
+        b: &[[f32; NR]; DEPTHS_OF_GRANULE],
+        sums: &mut [[f32; NR]; MR],
+    ) {
+        for (a, sums) in a.iter().zip(sums) {
+            for (x, b) in a.iter().zip(b) {
+                sums.iter_mut().zip(b).for_each(|(sum, y)| *sum = x.mul_add(*y, *sum));
+            }
+        }
     }
 }
 
