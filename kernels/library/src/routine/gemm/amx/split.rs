@@ -24,8 +24,6 @@ pub(in crate::routine::gemm) const PARTS: usize = 3;
 pub(in crate::routine::gemm) const PART_WORDS: usize = MR * WORDS;
 /// Words of all parts.
 const ALL_WORDS: usize = PARTS * PART_WORDS;
-/// Depths of these words.
-const DEPTHS_OF_GRANULE: usize = 2 * WORDS;
 /// Where of the words of all parts there is [`MARK`] if one of the numbers is not finite, instead of the third parts of the first two.
 pub(in crate::routine::gemm) const MARKED: usize = 2 * PART_WORDS;
 /// Two third parts that no finite numbers have.
@@ -223,49 +221,47 @@ impl Panels {
     unsafe fn products_of_singles(self) -> Sums {
         let mut sums = Sums([[0.0; NR]; MR]);
         for granule in 0..self.granules {
-            let at = granule * ALL_WORDS;
             // SAFETY: the caller vouches for the panels.
             let [a, b] = unsafe {
-                [self.a, self.b].map(|panel| &*panel.add(at).cast::<[[u32; PART_WORDS]; PARTS]>())
+                [self.a, self.b].map(|panel| &*panel.add(granule * ALL_WORDS).cast::<Parts>())
             };
-            let (mut left, mut right) =
-                ([[0.0; DEPTHS_OF_GRANULE]; MR], [[0.0; NR]; DEPTHS_OF_GRANULE]);
-            for word in 0..WORDS {
-                for line in 0..MR {
-                    let pair = numbers(a, line * WORDS + word);
-                    left[line][2 * word..][..2].copy_from_slice(&pair);
-                    [right[2 * word][line], right[2 * word + 1][line]] =
-                        numbers(b, word * NR + line);
-                }
-            }
-            add_products_of_singles(&left, &right, &mut sums.0);
+            add_products_of_singles(a, b, &mut sums.0);
         }
         sums
     }
 }
 
-/// The two numbers of a word of each part.
-fn numbers(parts: &[[u32; PART_WORDS]; PARTS], word: usize) -> [f32; 2] {
-    let has_mark = word == 0 && parts.as_flattened()[MARKED] == MARK;
-    [0, 16].map(|half| {
-        let part = |part: &[u32; PART_WORDS]| f32::from_bits(part[word] >> half << 16);
-        let [first, second, third] = parts;
-        part(first) + part(second) + if has_mark { 0.0 } else { part(third) }
-    })
-}
+/// All parts of the numbers of a granule.
+type Parts = [[u32; PART_WORDS]; PARTS];
 
 crate::simd::vectorized! {
-    fn add_products_of_singles(
-        a: &[[f32; DEPTHS_OF_GRANULE]; MR],
-        b: &[[f32; NR]; DEPTHS_OF_GRANULE],
-        sums: &mut [[f32; NR]; MR],
-    ) {
-        for (a, sums) in a.iter().zip(sums) {
-            for (x, b) in a.iter().zip(b) {
-                sums.iter_mut().zip(b).for_each(|(sum, y)| *sum = x.mul_add(*y, *sum));
+    fn add_products_of_singles(a: &Parts, b: &Parts, sums: &mut [[f32; NR]; MR]) {
+        let (a, b) = (numbers(a), numbers(b));
+        for (half, a) in a.iter().enumerate() {
+            for (a, sums) in a.chunks_exact(WORDS).zip(sums.iter_mut()) {
+                let mut line = *sums;
+                for (x, b) in a.iter().zip(b[half].chunks_exact(NR)) {
+                    line.iter_mut().zip(b).for_each(|(sum, y)| *sum = x.mul_add(*y, *sum));
+                }
+                *sums = line;
             }
         }
     }
+}
+
+/// The numbers of the lower halves of all words, and those of the upper ones.
+#[inline(always)]
+fn numbers(parts: &Parts) -> [[f32; PART_WORDS]; 2] {
+    let mut parts = *parts;
+    let mark = &mut parts.as_flattened_mut()[MARKED];
+    if *mark == MARK {
+        *mark = 0;
+    }
+    let [first, second, third] = &parts;
+    [16, 0].map(|shift| {
+        let number = |word: u32| f32::from_bits(word << shift & 0xffff_0000);
+        std::array::from_fn(|i| number(first[i]) + number(second[i]) + number(third[i]))
+    })
 }
 
 /// Loads the former numbers of a register of results, if it is used and there are some, else clears it.

@@ -101,8 +101,10 @@ fn split(number: f32) -> [u16; PARTS] {
 
 /// The nearest bf16 number, of two the one farther from zero; of a finite one the largest at most.
 fn nearest(number: f32) -> f32 {
-    const LARGEST: u32 = 0x7f7f_0000;
-    if !number.is_finite() {
+    if number.is_nan() {
+        return f32::NAN;
+    }
+    if number.is_infinite() {
         return number;
     }
     let rounded = f32::from_bits((number.to_bits() + HALF) & UPPER);
@@ -112,32 +114,32 @@ fn nearest(number: f32) -> f32 {
 /// The bits of an f32 number that are those of a bf16 number, and half of the last of these.
 const UPPER: u32 = 0xffff_0000;
 const HALF: u32 = 0x8000;
+/// Those of the largest bf16 number.
+const LARGEST: u32 = 0x7f7f_0000;
 
 /// Packing with AVX-512.
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{HALF, LINES, PARTS, Source, UPPER, Unit, WORDS, split};
+    use super::{HALF, LARGEST, LINES, PARTS, Source, UPPER, Unit, WORDS};
     use crate::routine::gemm::pack::avx512::transpose_words;
+
+    /// NaN as classes of numbers of `vfpclassps`, and with it infinities.
+    const NAN: i32 = 0x81;
+    const NOT_FINITE: i32 = NAN | 0x18;
 
     /// The parts of 16 pairs of numbers, and whether all are finite.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     #[inline]
     fn split_pairs(low: __m512, high: __m512) -> ([__m512i; PARTS], bool) {
-        const NOT_FINITE: i32 = 0x99;
-        let upper = _mm512_set1_epi32(UPPER as i32);
-        let nearest = |x: __m512| {
-            let sum = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(HALF as i32));
-            _mm512_and_si512(sum, upper)
-        };
         let pairs =
             |low: __m512i, high: __m512i| _mm512_or_si512(_mm512_srli_epi32::<16>(low), high);
         let rest = |x: __m512, part: __m512i| _mm512_sub_ps(x, _mm512_castsi512_ps(part));
         let first = [nearest(low), nearest(high)];
         let left = [rest(low, first[0]), rest(high, first[1])];
-        let second = left.map(nearest);
+        let second = [nearest(left[0]), nearest(left[1])];
         let left = [rest(left[0], second[0]), rest(left[1], second[1])];
-        let third = left.map(nearest);
+        let third = [nearest(left[0]), nearest(left[1])];
         // The rests of numbers that are not finite, or rounded to infinity, are no numbers.
         if _mm512_fpclass_ps_mask::<NOT_FINITE>(_mm512_add_ps(left[0], left[1])) != 0 {
             return split_each(low, high);
@@ -147,18 +149,43 @@ mod x86 {
 
     /// As [`split_pairs`], for numbers that are not finite or too large to be rounded.
     #[cold]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     fn split_each(low: __m512, high: __m512) -> ([__m512i; PARTS], bool) {
-        // SAFETY: all are plain numbers of 64 bytes.
-        unsafe {
-            let [low, high] = [low, high].map(|x| std::mem::transmute::<__m512, [f32; 16]>(x));
-            let parts = std::array::from_fn(|part| {
-                let word = |i: usize| {
-                    u32::from(split(low[i])[part]) | u32::from(split(high[i])[part]) << 16
-                };
-                std::mem::transmute::<[u32; 16], __m512i>(std::array::from_fn(word))
-            });
-            (parts, low.iter().chain(&high).all(|number| number.is_finite()))
+        let mut is_finite = true;
+        let mut parts = [_mm512_setzero_si512(); PARTS];
+        for (number, is_high) in [(low, false), (high, true)] {
+            let bits = _mm512_castps_si512(number);
+            let sign = _mm512_and_si512(bits, _mm512_set1_epi32(i32::MIN));
+            let special = _mm512_fpclass_ps_mask::<NOT_FINITE>(number);
+            let nan = _mm512_fpclass_ps_mask::<NAN>(number);
+            is_finite &= special == 0;
+            let mut first = nearest(number);
+            let overflows = _mm512_fpclass_ps_mask::<NOT_FINITE>(_mm512_castsi512_ps(first));
+            let largest = _mm512_or_si512(sign, _mm512_set1_epi32(LARGEST as i32));
+            first = _mm512_mask_mov_epi32(first, overflows & !special, largest);
+            first = _mm512_mask_mov_epi32(first, special, bits);
+            first = _mm512_mask_mov_epi32(first, nan, _mm512_set1_epi32(f32::NAN.to_bits() as i32));
+            let rest = |x: __m512, part: __m512i| {
+                _mm512_maskz_sub_ps(!special, x, _mm512_castsi512_ps(part))
+            };
+            let left = rest(number, first);
+            let second = nearest(left);
+            let third = nearest(rest(left, second));
+            for (part, bits) in parts.iter_mut().zip([first, second, third]) {
+                let half = if is_high { bits } else { _mm512_srli_epi32::<16>(bits) };
+                *part = _mm512_or_si512(*part, half);
+            }
         }
+        (parts, is_finite)
+    }
+
+    /// The bits of the nearest bf16 numbers.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    fn nearest(numbers: __m512) -> __m512i {
+        let half = _mm512_set1_epi32(HALF as i32);
+        let sum = _mm512_add_epi32(_mm512_castps_si512(numbers), half);
+        _mm512_and_si512(sum, _mm512_set1_epi32(UPPER as i32))
     }
 
     /// The lowest bits, as many as a count, of two registers of 16.
@@ -324,6 +351,7 @@ mod tests {
             (0..20_000).map(|i| ((i * 7919) % 20_011) as f32 / 1001.0 - 10.0).collect();
         data[4000..4100].iter_mut().for_each(|x| *x *= 1e-38);
         data[5000] = f32::MAX;
+        data[7000] = f32::MIN;
         for special in [None, Some(f32::INFINITY), Some(f32::NAN)] {
             if let Some(special) = special {
                 data[2525] = special;
