@@ -88,8 +88,9 @@ pub struct Gemm {
     pub alpha: f32,
 }
 
-/// The least rows, columns and depths of a GEMM whose f32 numbers are multiplied as sums of bf16 numbers, where that is faster.
-const BY_PARTS: usize = 64;
+/// The most rows, columns or depths of a GEMM whose f32 numbers are not multiplied as sums of bf16 numbers, which is not faster then. Sizes
+/// that are padded to multiples of this, or of a divisor, stay on their side.
+const THIN: usize = 16;
 /// The bias of a GEMM without one.
 const NO_BIAS: *const u8 = std::ptr::null();
 
@@ -365,8 +366,8 @@ impl Gemm {
 
     /// Whether f32 numbers are multiplied as sums of bf16 numbers.
     fn is_by_parts(&self) -> bool {
-        let is_large = [self.m, self.n, self.k].iter().all(|size| *size >= BY_PARTS);
-        is_large && self.a.elem != Elem::BF16 && kernel::by_parts().is_some()
+        let is_thin = [self.m, self.n, self.k].iter().any(|size| *size <= THIN);
+        !is_thin && self.a.elem != Elem::BF16 && kernel::by_parts().is_some()
     }
 
     /// The micro-kernel that reads operands packed ahead, if one does.

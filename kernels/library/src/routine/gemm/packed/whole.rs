@@ -13,7 +13,7 @@ const MIN_DEPTHS: usize = 512;
 const COLUMNS: usize = 384;
 
 /// The depths by which a GEMM that is large enough for two steps is cut, so that its smaller operand can be packed as a whole: all, if that
-/// is small enough; fewer only if sums can be added to C as they are.
+/// is small enough; fewer only where a tile goes on with the sums that are in C, so that their order does not depend on how depths are cut.
 pub(super) fn depths(kernel: &Kernel, shape: &Gemm) -> Option<usize> {
     let Gemm { m, n, k, .. } = *shape;
     let elem = shape.a.elem.size();
@@ -25,7 +25,8 @@ pub(super) fn depths(kernel: &Kernel, shape: &Gemm) -> Option<usize> {
         return Some(k);
     }
     let most = most / kernel.depths * kernel.depths;
-    (shape.c.elem == Elem::F32 && most >= MIN_DEPTHS.max(kernel.depths)).then_some(most)
+    let goes_on = kernel.keeps_sums && shape.c.elem == Elem::F32 && shape.alpha == 1.0;
+    (goes_on && most >= MIN_DEPTHS).then_some(most)
 }
 
 /// Runs one GEMM with all threads of the pool, so many depths after the other.
