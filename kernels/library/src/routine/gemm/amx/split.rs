@@ -426,6 +426,22 @@ mod tests {
         assert!(error.sqrt() < 0.7 * error_of_f32.sqrt(), "{error:e} {error_of_f32:e}");
     }
 
+    /// Some rows and columns have the bits that they have in the whole, at whatever place in a tile.
+    #[test]
+    fn the_order_of_sums_depends_on_the_depth_alone() {
+        let [m, n, k] = [70, 100, 300];
+        let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));
+        let whole = product([m, n, k], &a, &b);
+        for (first, rows, columns) in [(0, 33, 100), (5, 48, 47), (40, 17, 80)] {
+            let left = &a[first * k..][..rows * k];
+            let right: Vec<f32> = b.chunks(n).flat_map(|row| &row[..columns]).copied().collect();
+            let part = product([rows, columns, k], left, &right);
+            for (i, row) in part.chunks(columns).enumerate() {
+                assert_eq!(row, &whole[(first + i) * n..][..columns], "row {i} from {first}");
+            }
+        }
+    }
+
     /// Numbers that are not finite, and those near the largest, give what f32 multiply-adds do.
     #[test]
     fn infinite_operands_are_multiplied_as_f32() {

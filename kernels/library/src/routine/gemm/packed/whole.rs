@@ -118,3 +118,31 @@ fn part(len: usize, tile: usize, most: usize, threads: usize) -> usize {
     let parts = if threads > 1 { parts.next_multiple_of(threads).min(tiles) } else { parts };
     tiles.div_ceil(parts) * tile
 }
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+    use crate::routine::gemm::amx::split::SOFTWARE;
+    use crate::routine::gemm::packed::NOWHERE;
+
+    #[test]
+    fn depths_that_are_cut_keep_the_order_of_sums() {
+        let (m, n, k) = (64, 96, 1000);
+        let number = |i: usize| (i * 7919 % 2003) as f32 / 1001.0 - 1.0;
+        let a: Vec<f32> = (0..m * k).map(number).collect();
+        let b: Vec<f32> = (0..k * n).map(number).collect();
+        let gemm = Gemm::row_major(Elem::F32, Elem::F32, m, n, k);
+        let product = |depths: usize| {
+            let mut c = vec![7f32; m * n];
+            let (a, b) = (a.as_ptr().cast(), b.as_ptr().cast());
+            let at = Buffers { a, b, c: c.as_mut_ptr().cast(), ..NOWHERE };
+            // SAFETY: the matrices have these sizes.
+            unsafe { run(&SOFTWARE, &gemm, depths, &Pool::new(2), at) };
+            c
+        };
+        let whole = product(k);
+        for depths in [128, 256, 640] {
+            assert!(product(depths) == whole, "{depths}");
+        }
+    }
+}
