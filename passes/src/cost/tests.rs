@@ -134,22 +134,25 @@ fn functions_without_an_instruction_cost_a_processor_more_than_others() {
     assert_eq!(seconds(&Device::h100(), "tanh"), seconds(&Device::h100(), "relu"));
 }
 
+/// Seconds of the arithmetic of a convolution, for each operation.
+fn convolution_seconds(device: &Device, dtype: DType, stride: usize, taps: usize) -> f64 {
+    let mut graph = Graph::new("conv");
+    let mut input = |name: &str, shape: [usize; 4]| {
+        let ty = TensorType::new(dtype, Shape::from(shape));
+        let op = Op::Input(Input { name: name.into(), ty });
+        graph.add1(op, &[], Origin::none(), Region::Forward).expect("an input")
+    };
+    let operands = [input("x", [8, 64, 56, 56]), input("w", [64, 64, taps, taps])];
+    let window = Window { strides: vec![stride; 2], ..Window::plain(2) };
+    let op = Op::Conv(Conv { window, groups: 1, out: None });
+    let y = graph.add1(op, &operands, Origin::none(), Region::Forward).expect("they fit");
+    let node = graph.def(y);
+    device.arithmetic_seconds(&graph, node, false) / kernel::node_flops(&graph, node) as f64
+}
+
 #[test]
 fn a_processor_computes_convolutions_of_three_by_three_taps_in_tiles() {
-    let seconds = |device: &Device, dtype: DType, stride: usize, taps: usize| {
-        let mut graph = Graph::new("conv");
-        let mut input = |name: &str, shape: [usize; 4]| {
-            let ty = TensorType::new(dtype, Shape::from(shape));
-            let op = Op::Input(Input { name: name.into(), ty });
-            graph.add1(op, &[], Origin::none(), Region::Forward).expect("an input")
-        };
-        let operands = [input("x", [8, 64, 56, 56]), input("w", [64, 64, taps, taps])];
-        let window = Window { strides: vec![stride; 2], ..Window::plain(2) };
-        let op = Op::Conv(Conv { window, groups: 1, out: None });
-        let y = graph.add1(op, &operands, Origin::none(), Region::Forward).expect("they fit");
-        let node = graph.def(y);
-        device.arithmetic_seconds(&graph, node, false) / kernel::node_flops(&graph, node) as f64
-    };
+    let seconds = convolution_seconds;
     let cpu = Device::cpu("+avx512f,+avx512bf16");
     let in_tiles = seconds(&cpu, DType::F32, 1, 3);
     assert!(in_tiles < 0.7 * seconds(&cpu, DType::F32, 2, 3));
@@ -157,6 +160,23 @@ fn a_processor_computes_convolutions_of_three_by_three_taps_in_tiles() {
     assert_eq!(seconds(&cpu, DType::BF16, 1, 3), seconds(&cpu, DType::BF16, 2, 3));
     let gpu = Device::h100();
     assert_eq!(seconds(&gpu, DType::F32, 1, 3), seconds(&gpu, DType::F32, 2, 3));
+}
+
+#[test]
+fn measured_convolutions_take_the_rate_of_their_kind() {
+    let measured = Convolutions { single_tflops: 0.4, tiles_tflops: 0.6, half_tflops: 1.2 };
+    let cpu = Device { convolutions: Some(measured), ..Device::cpu("+avx512f") };
+    for (dtype, taps, tflops) in
+        [(DType::F32, 1, 0.4), (DType::F32, 3, 0.6), (DType::BF16, 1, 1.2), (DType::BF16, 3, 1.2)]
+    {
+        let rate = 1e-12 / convolution_seconds(&cpu, dtype, 1, taps);
+        assert!((rate / tflops - 1.0).abs() < 1e-9, "{dtype:?} {taps}: {rate}");
+    }
+    let wrong = Convolutions { tiles_tflops: 0.0, ..measured };
+    let device = Device { convolutions: Some(wrong), ..cpu };
+    let cluster = Cluster { device, ..Cluster::threads("") };
+    let defect = cluster.defect().expect("a rate of zero");
+    assert!(defect.contains("device.convolutions.tiles_tflops"), "{defect}");
 }
 
 #[test]

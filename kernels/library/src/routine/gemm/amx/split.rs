@@ -14,7 +14,7 @@ use std::mem::MaybeUninit;
 use super::hardware::Hardware;
 use super::{MR, NR, ROW_BYTES, SIDE, Sums, Tiles, WORDS, finish};
 use crate::dtype::Elem;
-use crate::routine::gemm::kernel::{Columns, Kernel, PART, WHOLE};
+use crate::routine::gemm::kernel::{Columns, Kernel};
 use crate::routine::gemm::pack::split::{pack_a, pack_b};
 use crate::routine::gemm::store::Store;
 
@@ -40,26 +40,15 @@ pub(in crate::routine::gemm) static SOFTWARE: Kernel =
 
 const fn kernel<T: Tiles>(name: &'static str) -> Kernel {
     Kernel {
-        name,
-        rows: MR,
-        columns: NR,
-        pack: 2,
         parts: PARTS,
-        granule: 2 * WORDS,
         depths: DEPTHS,
         block_columns: 768,
         block_rows: 1024,
         keeps_sums: true,
-        part: 4 * PART,
-        whole: WHOLE,
-        group: 12,
-        in_place_rows: 0,
         pack_a,
         pack_b,
         tile: tile::<T>,
-        lines: None,
-        stores_f16: false,
-        around: Some([T::configure, T::release]),
+        ..super::kernel::<T>(name)
     }
 }
 
