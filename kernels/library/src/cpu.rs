@@ -12,7 +12,7 @@ use serde::Serialize;
 /// name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Paths {
-    /// Of f32 and f16 operands. With `amx-bf16x3`, GEMMs of up to 16 rows, columns or depths, and attention, take `avx512`.
+    /// Of f32 and f16 operands. With `amx-bf16x3`, GEMMs of up to 16 rows, columns or depths (48 in convolutions), and attention, take `avx512`.
     pub f32: &'static str,
     /// Of bf16 operands; equal to that of f32 where they are widened.
     pub bf16: &'static str,

@@ -91,6 +91,8 @@ pub struct Gemm {
 /// The most rows, columns or depths of a GEMM whose f32 numbers are not multiplied as sums of bf16 numbers, which is not faster then. Sizes
 /// that are padded to multiples of this, or of a divisor, stay on their side.
 const THIN: usize = 16;
+/// The same for GEMMs inside of convolutions, whose images are packed anew for each block.
+const THIN_PART: usize = 48;
 /// The bias of a GEMM without one.
 const NO_BIAS: *const u8 = std::ptr::null();
 
@@ -179,7 +181,10 @@ impl Gemm {
         (a, b): (*const u8, *const u8),
         c: *mut u8,
     ) {
-        let kernel = if self.k > 0 { whole.kernel_of_whole() } else { None };
+        let kernel = match self.k > 0 && whole.is_by_parts(THIN_PART) {
+            true => kernel::by_parts(),
+            false => self.kernel(),
+        };
         // SAFETY: passed on.
         unsafe { self.run_on_thread(kernel, packing, Buffers { a, b, c, bias: NO_BIAS }) };
     }
@@ -361,12 +366,12 @@ impl Gemm {
 
     /// The micro-kernel that computes the GEMM by itself, if any.
     fn kernel_of_whole(&self) -> Option<&'static Kernel> {
-        if self.is_by_parts() { kernel::by_parts() } else { self.kernel() }
+        if self.is_by_parts(THIN) { kernel::by_parts() } else { self.kernel() }
     }
 
-    /// Whether f32 numbers are multiplied as sums of bf16 numbers.
-    fn is_by_parts(&self) -> bool {
-        let is_thin = [self.m, self.n, self.k].iter().any(|size| *size <= THIN);
+    /// Whether f32 numbers are multiplied as sums of bf16 numbers, if all sizes are larger than `thin`.
+    fn is_by_parts(&self, thin: usize) -> bool {
+        let is_thin = [self.m, self.n, self.k].iter().any(|size| *size <= thin);
         !is_thin && self.a.elem != Elem::BF16 && kernel::by_parts().is_some()
     }
 
@@ -379,7 +384,7 @@ impl Gemm {
     /// The micro-kernel that reads left operands packed ahead, if one does.
     fn left_ahead(&self) -> Option<&'static Kernel> {
         let kernel = self.ahead()?;
-        if self.is_by_parts() { kernel::by_parts() } else { Some(kernel) }
+        if self.is_by_parts(THIN_PART) { kernel::by_parts() } else { Some(kernel) }
     }
 
     /// The same GEMM with the batch folded into the rows, if B is shared and the matrices of A and C are contiguous.
