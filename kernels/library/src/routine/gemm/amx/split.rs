@@ -22,6 +22,8 @@ use crate::routine::gemm::store::Store;
 pub(in crate::routine::gemm) const PARTS: usize = 3;
 /// Words of one part of all lines of a panel, of as many depths as a register holds.
 pub(in crate::routine::gemm) const PART_WORDS: usize = MR * WORDS;
+/// All parts of the numbers of a granule, the depths that a register holds, of all lines of a panel.
+pub(in crate::routine::gemm) type Parts = [[u32; PART_WORDS]; PARTS];
 /// Words of all parts.
 const ALL_WORDS: usize = PARTS * PART_WORDS;
 /// Where of the words of all parts there is [`MARK`] if one of the numbers is not finite, instead of the third parts of the first two.
@@ -219,9 +221,6 @@ impl Panels {
         sums
     }
 }
-
-/// All parts of the numbers of a granule.
-type Parts = [[u32; PART_WORDS]; PARTS];
 
 crate::simd::vectorized! {
     fn add_products_of_singles(a: &Parts, b: &Parts, sums: &mut [[f32; NR]; MR]) {

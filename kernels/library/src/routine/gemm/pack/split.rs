@@ -2,15 +2,12 @@
 //! all second and all third ones, each as for bf16 operands: of A as 16 pairs of depths of each of 32 lines, of B as one pair of each.
 
 use super::Source;
-use crate::routine::gemm::amx::split::{MARK, MARKED, PART_WORDS, PARTS};
+use crate::routine::gemm::amx::split::{MARK, MARKED, PART_WORDS, PARTS, Parts};
 use crate::routine::gemm::amx::{MR, NR, WORDS};
 
 /// Lines of a panel, of A as of B.
 const LINES: usize = MR;
 const _: () = assert!(MR == NR && PART_WORDS == LINES * WORDS);
-
-/// The words of 32 depths of a panel.
-type Unit = [[u32; PART_WORDS]; PARTS];
 
 /// Packs rows of A.
 ///
@@ -50,7 +47,7 @@ unsafe fn pack<const LEFT: bool>(src: &Source, out: *mut u32) {
         };
         // SAFETY: the unit is inside the panel, and the part inside the source; the features are present.
         unsafe {
-            let out = out.add(panel * src.panel + unit * PARTS * PART_WORDS).cast::<Unit>();
+            let out = out.add(panel * src.panel + unit * PARTS * PART_WORDS).cast::<Parts>();
             let next = start(place((number + 1).min(panels * units - 1)));
             let is_finite = match (src.depth, src.line) {
                 (1, _) if has_avx512 => x86::along_depth::<LEFT>(&part, next, out),
@@ -65,7 +62,7 @@ unsafe fn pack<const LEFT: bool>(src: &Source, out: *mut u32) {
 }
 
 /// Packs any strides, one word at a time, and returns whether all numbers are finite.
-unsafe fn any<const LEFT: bool>(src: &Source, out: *mut Unit) -> bool {
+unsafe fn any<const LEFT: bool>(src: &Source, out: *mut Parts) -> bool {
     let mut is_finite = true;
     for line in 0..LINES {
         for word in 0..WORDS {
@@ -121,7 +118,7 @@ const LARGEST: u32 = 0x7f7f_0000;
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{HALF, LARGEST, LINES, PARTS, Source, UPPER, Unit, WORDS};
+    use super::{HALF, LARGEST, LINES, PARTS, Parts, Source, UPPER, WORDS};
     use crate::routine::gemm::pack::avx512::transpose_words;
 
     /// NaN as classes of numbers of `vfpclassps`, and with it infinities.
@@ -221,9 +218,9 @@ mod x86 {
     pub(super) unsafe fn along_depth<const LEFT: bool>(
         src: &Source,
         next: *const u8,
-        out: *mut Unit,
+        out: *mut Parts,
     ) -> bool {
-        let (mut own, mut is_finite) = (std::mem::MaybeUninit::<Unit>::uninit(), true);
+        let (mut own, mut is_finite) = (std::mem::MaybeUninit::<Parts>::uninit(), true);
         let to = if LEFT { out } else { own.as_mut_ptr() }.cast::<u32>();
         let masks = masks(src.depths);
         let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -258,9 +255,9 @@ mod x86 {
     pub(super) unsafe fn across_depth<const LEFT: bool>(
         src: &Source,
         next: *const u8,
-        out: *mut Unit,
+        out: *mut Parts,
     ) -> bool {
-        let (mut own, mut is_finite) = (std::mem::MaybeUninit::<Unit>::uninit(), true);
+        let (mut own, mut is_finite) = (std::mem::MaybeUninit::<Parts>::uninit(), true);
         let to = if LEFT { own.as_mut_ptr() } else { out }.cast::<u32>();
         let masks = masks(src.lines);
         for word in 0..WORDS {
