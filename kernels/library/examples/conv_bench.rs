@@ -1,4 +1,4 @@
-//! Benchmarks the convolutions of ResNet-50 and of a diffusion UNet, on one thread.
+//! Benchmarks the convolutions of ResNet-50, of a diffusion UNet and of networks of depthwise ones, on one thread.
 //!
 //! `cargo run --release -p frit-kernels --example conv_bench [FILTER]`. Each line gives GFLOP/s of processor time, best of several runs, of the
 //! forward convolution and of its gradients by input and by weight. The last line weighs the layers of ResNet-50 by how often they occur.
@@ -14,32 +14,48 @@ use std::time::Instant;
 const BATCH: usize = 8;
 const RUNS: usize = 4;
 
-/// Channels, filters, side of the input, side of the kernel, stride, and occurrences in ResNet-50.
-const LAYERS: [[usize; 6]; 24] = [
-    [3, 64, 224, 7, 2, 1],
-    [64, 64, 56, 1, 1, 1],
-    [64, 64, 56, 3, 1, 3],
-    [64, 256, 56, 1, 1, 4],
-    [256, 64, 56, 1, 1, 2],
-    [256, 128, 56, 1, 1, 1],
-    [128, 128, 56, 3, 2, 1],
-    [128, 512, 28, 1, 1, 4],
-    [256, 512, 56, 1, 2, 1],
-    [512, 128, 28, 1, 1, 3],
-    [128, 128, 28, 3, 1, 3],
-    [512, 256, 28, 1, 1, 1],
-    [256, 256, 28, 3, 2, 1],
-    [256, 1024, 14, 1, 1, 6],
-    [512, 1024, 28, 1, 2, 1],
-    [1024, 256, 14, 1, 1, 5],
-    [256, 256, 14, 3, 1, 5],
-    [1024, 512, 14, 1, 1, 1],
-    [512, 512, 14, 3, 2, 1],
-    [512, 2048, 7, 1, 1, 3],
-    [1024, 2048, 14, 1, 2, 1],
-    [2048, 512, 7, 1, 1, 2],
-    [512, 512, 7, 3, 1, 2],
-    [192, 192, 32, 3, 1, 0],
+/// Groups, channels and filters of each, side of the input, side of the kernel, stride, and occurrences in ResNet-50.
+const LAYERS: [[usize; 7]; 40] = [
+    [1, 3, 64, 224, 7, 2, 1],
+    [1, 64, 64, 56, 1, 1, 1],
+    [1, 64, 64, 56, 3, 1, 3],
+    [1, 64, 256, 56, 1, 1, 4],
+    [1, 256, 64, 56, 1, 1, 2],
+    [1, 256, 128, 56, 1, 1, 1],
+    [1, 128, 128, 56, 3, 2, 1],
+    [1, 128, 512, 28, 1, 1, 4],
+    [1, 256, 512, 56, 1, 2, 1],
+    [1, 512, 128, 28, 1, 1, 3],
+    [1, 128, 128, 28, 3, 1, 3],
+    [1, 512, 256, 28, 1, 1, 1],
+    [1, 256, 256, 28, 3, 2, 1],
+    [1, 256, 1024, 14, 1, 1, 6],
+    [1, 512, 1024, 28, 1, 2, 1],
+    [1, 1024, 256, 14, 1, 1, 5],
+    [1, 256, 256, 14, 3, 1, 5],
+    [1, 1024, 512, 14, 1, 1, 1],
+    [1, 512, 512, 14, 3, 2, 1],
+    [1, 512, 2048, 7, 1, 1, 3],
+    [1, 1024, 2048, 14, 1, 2, 1],
+    [1, 2048, 512, 7, 1, 1, 2],
+    [1, 512, 512, 7, 3, 1, 2],
+    [1, 192, 192, 32, 3, 1, 0],
+    [32, 4, 4, 56, 3, 1, 0],
+    [32, 8, 8, 28, 3, 1, 0],
+    [32, 16, 16, 14, 3, 1, 0],
+    [16, 24, 24, 28, 3, 1, 0],
+    [16, 24, 24, 28, 3, 2, 0],
+    [32, 8, 8, 28, 3, 2, 0],
+    [32, 32, 32, 7, 3, 1, 0],
+    [32, 1, 1, 112, 3, 1, 0],
+    [96, 1, 1, 112, 3, 2, 0],
+    [192, 1, 1, 28, 3, 1, 0],
+    [960, 1, 1, 7, 3, 1, 0],
+    [672, 1, 1, 14, 5, 2, 0],
+    [96, 1, 1, 56, 7, 1, 0],
+    [192, 1, 1, 28, 7, 1, 0],
+    [384, 1, 1, 14, 7, 1, 0],
+    [768, 1, 1, 7, 7, 1, 0],
 ];
 
 fn main() {
@@ -48,8 +64,8 @@ fn main() {
     let pool = Pool::new(1);
     let mut totals = [[0.0; 3]; 2];
     let mut operations = 0.0;
-    for [channels, filters, side, taps, stride, times] in LAYERS {
-        let name = format!("{channels}->{filters} {side} k{taps} s{stride}");
+    for [groups, channels, filters, side, taps, stride, times] in LAYERS {
+        let name = format!("{groups} x {channels}->{filters} {side} k{taps} s{stride}");
         if !name.contains(&filter) {
             continue;
         }
@@ -63,11 +79,11 @@ fn main() {
             dilations: [1; 3],
             low: [0, low, low],
         };
-        let flops = 2.0 * (BATCH * channels * filters * taps * taps * out * out) as f64;
+        let flops = 2.0 * (BATCH * groups * channels * filters * taps * taps * out * out) as f64;
         operations += flops * times as f64;
         let mut line = format!("{name:24}");
         for (elem, totals) in [Elem::F32, Elem::BF16].into_iter().zip(&mut totals) {
-            let (batch, groups) = (BATCH, 1);
+            let batch = BATCH;
             let conv = Conv { elem, out: elem, batch, groups, channels, filters, window };
             line += "  ";
             for (seconds, total) in measure(&conv, &pool).into_iter().zip(totals) {
@@ -88,7 +104,7 @@ fn measure(conv: &Conv, pool: &Pool) -> [f64; 3] {
     let images = conv.batch * conv.groups;
     let filled = |n: usize| vec![0x3f80_3f80_u32; n * conv.elem.size() / 4 + 1];
     let x = filled(images * conv.channels * conv.window.input_len());
-    let w = filled(conv.filters * conv.channels * conv.window.taps_len());
+    let w = filled(conv.groups * conv.filters * conv.channels * conv.window.taps_len());
     let y = filled(images * conv.filters * conv.window.output_len());
     let (mut dx, mut dw, mut z) = (x.clone(), w.clone(), y.clone());
     let at = |v: &[u32]| v.as_ptr().cast::<u8>();

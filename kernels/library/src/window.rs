@@ -57,12 +57,6 @@ impl Window {
             && self.input == self.output
     }
 
-    /// What tap number `tap` reads for the positions of row `row`.
-    #[inline]
-    pub(crate) fn span(&self, tap: usize, row: usize) -> Span {
-        self.spans(tap, row).next().unwrap_or(Span { first: 0, last: 0, from: 0 })
-    }
-
     /// What tap number `tap` reads for the positions of the rows from `row` on, without end.
     pub(crate) fn spans(&self, tap: usize, row: usize) -> impl Iterator<Item = Span> {
         let window = *self;
@@ -122,7 +116,7 @@ mod tests {
             }
             for tap in 0..window.taps_len() {
                 for row in 0..window.rows() {
-                    let span = window.span(tap, row);
+                    let span = window.spans(tap, row).next().expect("without end");
                     for position in 0..window.output[2] {
                         let t = [tap / (taps[1] * taps[2]), tap / taps[2] % taps[1], tap % taps[2]];
                         let p = [row / window.output[1], row % window.output[1], position];

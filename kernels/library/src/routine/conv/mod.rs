@@ -24,6 +24,9 @@ use crate::window::Window;
 use serde::{Deserialize, Serialize};
 pub(crate) use unfold::plane;
 
+/// Channels and filters of a group that are few.
+const FEW: usize = 4;
+
 /// A convolution of dense operands `x[N, G·C, …]`, `w[G·M, C, …]`, `y[N, G·M, …]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conv {
@@ -61,6 +64,12 @@ impl Conv {
         if chunks >= MANY * threads { 1 } else { threads / gcd(chunks.max(1), threads) }
     }
 
+    /// Whether gradients are sums for vectors of positions: GEMMs would have tiles that so few channels don't fill. Forward, GEMMs of a few
+    /// filters take less time.
+    fn has_few_channels(&self) -> bool {
+        self.channels == 1 || self.groups > 1 && self.channels.max(self.filters) <= FEW
+    }
+
     /// `y = x ∗ w`.
     ///
     /// # Safety
@@ -85,8 +94,8 @@ impl Conv {
     pub unsafe fn grad_input(&self, pool: &Pool, dy: *const u8, w: *const u8, dx: *mut u8) {
         // SAFETY: passed on.
         unsafe {
-            match self.channels {
-                1 => self.depthwise_grad_input(pool, dy, w, dx),
+            match self.has_few_channels() {
+                true => self.depthwise_grad_input(pool, dy, w, dx),
                 #[cfg(target_arch = "x86_64")]
                 _ if self.direct_grad_input(pool, dy, w, dx) => {}
                 _ => self.dense_grad_input(pool, dy, w, dx),
@@ -101,8 +110,8 @@ impl Conv {
     pub unsafe fn grad_weight(&self, pool: &Pool, dy: *const u8, x: *const u8, dw: *mut u8) {
         // SAFETY: passed on.
         unsafe {
-            match self.channels {
-                1 => self.depthwise_grad_weight(pool, dy, x, dw),
+            match self.has_few_channels() {
+                true => self.depthwise_grad_weight(pool, dy, x, dw),
                 _ if self.is_winograd() => self.winograd_grad_weight(pool, dy, x, dw),
                 #[cfg(target_arch = "x86_64")]
                 _ if self.direct_grad_weight(pool, dy, x, dw) => {}

@@ -26,7 +26,7 @@ fn products(conv: &Conv, mut each: impl FnMut(usize, usize, usize)) {
         .map(|i| (i / (filters * channels), i % channels, i / channels % filters))
         .flat_map(|(i, c, m)| (0..taps * window.rows()).map(move |r| (i, c, m, r % taps, r / taps)))
     {
-        let span = window.span(tap, row);
+        let span = window.spans(tap, row).next().expect("without end");
         for position in span.first..span.last {
             let x = (image * channels + channel) * window.input_len()
                 + span.from
@@ -168,6 +168,35 @@ fn strides_of_unfolded_images_are_exact() {
             for elem in [Elem::F32, Elem::BF16] {
                 let out = Elem::F32;
                 check(&Conv { elem, out, batch, groups, channels, filters, window });
+            }
+        }
+    }
+}
+
+/// Windows of every kind over images of one channel per group, and of a few: rows of less and more than a vector, elements before, between
+/// and behind what taps read, and gradients of elements that no tap reads.
+#[test]
+fn few_channels_are_exact() {
+    let windows = [
+        window([1, 9, 7], [1, 7, 7], 1, 1, 3),
+        window([1, 10, 35], [1, 3, 3], 2, 1, 1),
+        window([1, 9, 34], [1, 5, 5], 2, 1, 2),
+        window([1, 11, 50], [1, 3, 2], 3, 1, 1),
+        window([1, 8, 40], [1, 2, 3], 2, 3, 2),
+        window([1, 9, 20], [1, 3, 3], 3, 2, 0),
+        window([1, 4, 4], [1, 1, 1], 4, 1, 0),
+        window([1, 1, 100], [1, 1, 4], 1, 1, 3),
+        window([4, 5, 18], [3, 3, 3], 2, 1, 1),
+    ];
+    for window in windows {
+        for (batch, groups, channels, filters) in
+            [(2, 5, 1, 1), (1, 3, 1, 3), (3, 1, 1, 2), (2, 2, 4, 4), (1, 2, 3, 2), (0, 4, 1, 1)]
+        {
+            for elem in [Elem::F32, Elem::BF16] {
+                let out = Elem::F32;
+                let conv = Conv { elem, out, batch, groups, channels, filters, window };
+                assert!(conv.has_few_channels());
+                check(&conv);
             }
         }
     }
