@@ -4,20 +4,21 @@
 //! merges contiguous neighbors. The rest is a run of bytes, a blocked transpose of two dimensions, or a strided loop, below outer
 //! dimensions over which chunks are distributed.
 
+mod transpose;
+
 use crate::pool::{Pool, Shareable};
 use serde::{Deserialize, Serialize};
+use transpose::{SQUARE, transpose};
 
 /// Bytes that a chunk of work copies, about.
 const CHUNK: usize = 1 << 17;
-/// Side of the square that a transpose copies at a time.
-const SQUARE: usize = 32;
 
 /// One dimension; strides count elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Dim {
-    size: usize,
-    src: isize,
-    dst: isize,
+pub(crate) struct Dim {
+    pub(crate) size: usize,
+    pub(crate) src: isize,
+    pub(crate) dst: isize,
 }
 
 const UNIT: Dim = Dim { size: 1, src: 0, dst: 0 };
@@ -214,6 +215,17 @@ fn row_major(shape: &[usize]) -> Vec<isize> {
     strides
 }
 
+/// Copies two dimensions.
+pub(crate) unsafe fn copy_plane<T: Copy>(rows: Dim, cols: Dim, src: *const T, dst: *mut T) {
+    // SAFETY: the caller vouches for the elements.
+    unsafe {
+        match rows.src == 1 && cols.dst == 1 {
+            true => transpose(rows, cols, src, dst),
+            false => walk(rows, cols, src, dst),
+        }
+    }
+}
+
 unsafe fn walk<T: Copy>(rows: Dim, cols: Dim, src: *const T, dst: *mut T) {
     for row in 0..rows.size as isize {
         for col in 0..cols.size as isize {
@@ -221,31 +233,6 @@ unsafe fn walk<T: Copy>(rows: Dim, cols: Dim, src: *const T, dst: *mut T) {
             unsafe {
                 let value = *src.offset(row * rows.src + col * cols.src);
                 *dst.offset(row * rows.dst + col * cols.dst) = value;
-            }
-        }
-    }
-}
-
-/// Copies squares through a local one, so that both sides move whole cache lines.
-unsafe fn transpose<T: Copy + Default>(rows: Dim, cols: Dim, src: *const T, dst: *mut T) {
-    let mut square = [[T::default(); SQUARE]; SQUARE];
-    for first_row in (0..rows.size).step_by(SQUARE) {
-        for first_col in (0..cols.size).step_by(SQUARE) {
-            let n_rows = SQUARE.min(rows.size - first_row);
-            let n_cols = SQUARE.min(cols.size - first_col);
-            // SAFETY: the caller vouches for the elements.
-            unsafe {
-                for col in 0..n_cols {
-                    let from = src.offset((first_col + col) as isize * cols.src).add(first_row);
-                    let from = std::slice::from_raw_parts(from, n_rows);
-                    for (line, &value) in square.iter_mut().zip(from) {
-                        line[col] = value;
-                    }
-                }
-                for (row, line) in square.iter().enumerate().take(n_rows) {
-                    let to = dst.offset((first_row + row) as isize * rows.dst).add(first_col);
-                    std::ptr::copy_nonoverlapping(line.as_ptr(), to, n_cols);
-                }
             }
         }
     }
