@@ -13,7 +13,7 @@ use frit_kernels::routine::attention::{Attention, BackwardInputs, BackwardOutput
 use frit_kernels::routine::gemm::{Gemm, Operand};
 
 /// Name, m, n, k, whether A and B are given transposed.
-const GEMMS: [(&str, [usize; 3], bool, bool); 9] = [
+const GEMMS: [(&str, [usize; 3], bool, bool); 13] = [
     ("nn 512x768x768", [512, 768, 768], false, false),
     ("nn 512x3072x768", [512, 3072, 768], false, false),
     ("nn 512x768x3072", [512, 768, 3072], false, false),
@@ -23,6 +23,10 @@ const GEMMS: [(&str, [usize; 3], bool, bool); 9] = [
     ("tn 768x3072x512", [768, 3072, 512], true, false),
     ("tn 50257x768x512", [50257, 768, 512], true, false),
     ("nn 4096x3072x768", [4096, 3072, 768], false, false),
+    ("tn 32x32x25088", [32, 32, 25088], true, false),
+    ("tn 32x128x25088", [32, 128, 25088], true, false),
+    ("tn 64x256x6272", [64, 256, 6272], true, false),
+    ("tn 96x384x25088", [96, 384, 25088], true, false),
 ];
 
 fn main() {

@@ -169,7 +169,8 @@ fn pooling() {
 
 #[test]
 fn batch_normalization() {
-    for shape in [&[4, 3][..], &[70, 41], &[9, 37, 1, 3], &[2, 3, 5], &[3, 1, 4, 4], &[2, 3, 6, 6]] {
+    for shape in [&[4, 3][..], &[70, 41], &[9, 37, 1, 3], &[2, 3, 5], &[3, 1, 4, 4], &[2, 3, 6, 6]]
+    {
         for dtype in [DType::F32, DType::BF16] {
             let c = shape[1];
             let vector = |seed| operand(DType::F32, &[c], seed);

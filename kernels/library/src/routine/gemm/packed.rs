@@ -6,6 +6,7 @@
 
 mod ahead;
 mod block;
+mod deep;
 mod tiles;
 mod whole;
 
@@ -52,6 +53,7 @@ pub(super) unsafe fn run(kernel: &'static Kernel, shape: &Gemm, pool: &Pool, at:
         unsafe {
             let at = shape.of_batch(at, index);
             match whole::depths(kernel, shape) {
+                _ if deep::is_deep(shape) => deep::run(kernel, shape, pool, at),
                 Some(depths) => whole::run(kernel, shape, depths, pool, at),
                 None => run_shared(kernel, shape, pool, at),
             }

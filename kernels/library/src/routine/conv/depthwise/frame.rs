@@ -46,7 +46,7 @@ impl Frame {
                     let from = std::slice::from_raw_parts(from, width_in);
                     let to = std::slice::from_raw_parts_mut(to.add(row * room), room);
                     match self.parts {
-                        1 => to[self.low[2]..][..width_in].copy_from_slice(from),
+                        1 => copy_row(from, &mut to[self.low[2]..][..width_in]),
                         _ => divide(from, self.low[2], self.parts, self.pitch, to),
                     }
                 }
@@ -82,7 +82,7 @@ impl Rows {
                 (from, std::slice::from_raw_parts_mut(to.add(row * self.width), self.width))
             };
             match self.parts {
-                1 => to.copy_from_slice(&from[..self.width]),
+                1 => copy_row(&from[..self.width], to),
                 _ => merge(from, self.parts, self.pitch, to),
             }
         }
@@ -100,6 +100,31 @@ impl Rows {
             }
         }
     }
+}
+
+/// Copies a row. Short ones take less time without a call.
+#[inline]
+fn copy_row(mut from: &[f32], mut to: &mut [f32]) {
+    fn some<'a, 'b, const N: usize>(
+        from: &'a [f32],
+        to: &'b mut [f32],
+    ) -> (&'a [f32], &'b mut [f32]) {
+        match (from.split_first_chunk::<N>(), to.len() >= N) {
+            (Some((first, from)), true) => {
+                let (first_to, to) = to.split_at_mut(N);
+                first_to.copy_from_slice(first);
+                (from, to)
+            }
+            _ => (from, to),
+        }
+    }
+    if from.len() >= LANES {
+        return to.copy_from_slice(from);
+    }
+    (from, to) = some::<8>(from, to);
+    (from, to) = some::<4>(from, to);
+    (from, to) = some::<2>(from, to);
+    some::<1>(from, to);
 }
 
 vectorized! {

@@ -103,28 +103,33 @@ impl Conv {
         let (taps, size, positions) = (window.taps_len(), window.input_len(), window.output_len());
         let (frame, rows, pass) = forward(&window);
         let at = Shareable::new((x, w, y));
-        pool.run_workers(self.batch * groups * filters, &|chunk, worker| {
+        let images = self.batch * groups * filters;
+        let step = step(size.max(positions));
+        pool.run_workers(images.div_ceil(step), &|chunk, worker| {
             let (x, w, y) = at.get();
-            let (group, filter) = (chunk / filters, chunk % (groups * filters));
             let floats = [size, channels * frame.len(), rows.len(), positions];
             let [copy, frames, sums, y_copy] = worker.tiles.split(floats.map(|n| n * 4));
             let (frames, sums) = (frames.cast::<f32>(), sums.cast::<f32>());
-            // SAFETY: results are disjoint; all offsets are inside the tensors and parts.
-            unsafe {
-                let x = elem.at(x, (group * channels * size) as isize);
-                let w = elem.at(w, (filter * channels * taps) as isize);
-                let mut terms = Vec::with_capacity(channels * taps);
-                for channel in 0..channels {
-                    let image = plane(elem, elem.at(x, (channel * size) as isize), size, copy);
-                    frame.fill(image, frames.add(channel * frame.len()));
-                    terms.extend(pass.taps.iter().map(|(tap, at)| Term {
-                        at: channel * frame.len() + at,
-                        weight: elem.load(w, (channel * taps + tap) as isize),
-                    }));
+            let mut terms = Vec::with_capacity(channels * taps);
+            for image in chunk * step..images.min((chunk + 1) * step) {
+                let (group, filter) = (image / filters, image % (groups * filters));
+                terms.clear();
+                // SAFETY: results are disjoint; all offsets are inside the tensors and parts.
+                unsafe {
+                    let x = elem.at(x, (group * channels * size) as isize);
+                    let w = elem.at(w, (filter * channels * taps) as isize);
+                    for channel in 0..channels {
+                        let image = plane(elem, elem.at(x, (channel * size) as isize), size, copy);
+                        frame.fill(image, frames.add(channel * frame.len()));
+                        terms.extend(pass.taps.iter().map(|(tap, at)| Term {
+                            at: channel * frame.len() + at,
+                            weight: elem.load(w, (channel * taps + tap) as isize),
+                        }));
+                    }
+                    strips::sum(frames, &terms, &pass.strips, sums);
+                    let y = out.at_mut(y, (image * positions) as isize);
+                    store(&rows, sums, (y, out), y_copy);
                 }
-                strips::sum(frames, &terms, &pass.strips, sums);
-                let y = out.at_mut(y, (chunk * positions) as isize);
-                store(&rows, sums, (y, out), y_copy);
             }
         });
     }
@@ -140,32 +145,36 @@ impl Conv {
         let (taps, size, positions) = (window.taps_len(), window.input_len(), window.output_len());
         let (frame, rows, passes) = backward(&window);
         let at = Shareable::new((dy, w, dx));
-        pool.run_workers(self.batch * groups * channels, &|chunk, worker| {
+        let images = self.batch * groups * channels;
+        let step = step(size.max(positions));
+        pool.run_workers(images.div_ceil(step), &|chunk, worker| {
             let (dy, w, dx) = at.get();
-            let (group, channel) = (chunk / channels, chunk % channels);
             let floats = [positions, filters * frame.len(), rows.len(), size];
             let [copy, frames, sums, dx_copy] = worker.tiles.split(floats.map(|n| n * 4));
             let (frames, sums) = (frames.cast::<f32>(), sums.cast::<f32>());
-            // SAFETY: as in `depthwise`.
-            unsafe {
-                for m in 0..filters {
-                    let dy = elem.at(dy, ((group * filters + m) * positions) as isize);
-                    frame.fill(plane(elem, dy, positions, copy), frames.add(m * frame.len()));
-                }
-                let first = group % groups * filters;
-                let mut terms = Vec::with_capacity(filters * taps);
-                for pass in &passes {
-                    terms.clear();
+            let mut terms = Vec::with_capacity(filters * taps);
+            for image in chunk * step..images.min((chunk + 1) * step) {
+                let (group, channel) = (image / channels, image % channels);
+                // SAFETY: as in `depthwise`.
+                unsafe {
                     for m in 0..filters {
-                        let kernel = ((first + m) * channels + channel) * taps;
-                        terms.extend(pass.taps.iter().map(|(tap, at)| Term {
-                            at: m * frame.len() + at,
-                            weight: elem.load(w, (kernel + tap) as isize),
-                        }));
+                        let dy = elem.at(dy, ((group * filters + m) * positions) as isize);
+                        frame.fill(plane(elem, dy, positions, copy), frames.add(m * frame.len()));
                     }
-                    strips::sum(frames, &terms, &pass.strips, sums);
+                    for pass in &passes {
+                        terms.clear();
+                        for m in 0..filters {
+                            let filter = group % groups * filters + m;
+                            let kernel = (filter * channels + channel) * taps;
+                            terms.extend(pass.taps.iter().map(|(tap, at)| Term {
+                                at: m * frame.len() + at,
+                                weight: elem.load(w, (kernel + tap) as isize),
+                            }));
+                        }
+                        strips::sum(frames, &terms, &pass.strips, sums);
+                    }
+                    store(&rows, sums, (out.at_mut(dx, (image * size) as isize), out), dx_copy);
                 }
-                store(&rows, sums, (out.at_mut(dx, (chunk * size) as isize), out), dx_copy);
             }
         });
     }
@@ -207,6 +216,13 @@ impl Conv {
             }
         });
     }
+}
+
+/// Images of a chunk of work, of so many elements.
+fn step(size: usize) -> usize {
+    /// Elements of a chunk, about.
+    const ELEMENTS: usize = 4096;
+    (ELEMENTS / size.max(1)).max(1)
 }
 
 /// Writes rows without what is behind their ends.
