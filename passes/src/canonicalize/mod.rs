@@ -2,7 +2,8 @@
 //!
 //! In: any graph. Out: an equivalent graph in which constants are folded, equal nodes merged, dead nodes removed, and no-ops removed:
 //! casts to the same dtype, identity layouts, operations with neutral constants, broadcasts that the consumer performs itself. Gathers
-//! with regular indices are slices. Cross-entropy reads padded rows of logits. Every rewrite is bit-exact (`x + 0` stays: it turns −0 into 0):
+//! with regular indices are slices, many slices that share out an axis one split. Cross-entropy reads padded rows of logits. Every rewrite
+//! is bit-exact (`x + 0` stays: it turns −0 into 0):
 //! [`RULES`] says how that is proved.
 
 mod arithmetic;
@@ -12,6 +13,7 @@ mod fold;
 mod gather;
 pub(crate) mod layout;
 pub(crate) mod loss;
+mod tiles;
 
 pub(crate) use fold::known_value;
 pub(crate) use loss::read_padded_logits;
@@ -149,7 +151,7 @@ impl std::fmt::Debug for Rule {
 
 /// The rules, in the order in which they are tried.
 pub const RULES: &[&[Rule]] =
-    &[layout::RULES, arithmetic::RULES, broadcast::RULES, gather::RULES, loss::RULES];
+    &[layout::RULES, arithmetic::RULES, broadcast::RULES, gather::RULES, tiles::RULES, loss::RULES];
 
 fn rewrite(graph: &mut Graph, id: NodeId) -> Rewritten {
     for rule in RULES.iter().copied().flatten() {

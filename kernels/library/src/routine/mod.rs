@@ -281,9 +281,13 @@ impl Routine {
                         .map_err(|e| e.to_string())?;
                 }
                 Routine::Copy(parts) => {
-                    for Part { from, to, copy } in parts {
-                        copy.run(pool, read(from.0).add(from.1), write(to.0).add(to.1));
-                    }
+                    let copies: Vec<_> = parts
+                        .iter()
+                        .map(|Part { from, to, copy }| {
+                            (copy, read(from.0).add(from.1), write(to.0).add(to.1))
+                        })
+                        .collect();
+                    StridedCopy::run_all(pool, &copies);
                 }
                 Routine::Pad { element, copy, to } => {
                     fill(pool, writes[0], element);

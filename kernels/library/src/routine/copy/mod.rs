@@ -137,6 +137,40 @@ impl StridedCopy {
         StridedCopy::new(&out, &src, &row_major(&out), elem_bytes)
     }
 
+    /// Runs several copies. Those that cut the same rows into parts, as of a concatenation along a later axis, pass over the rows together,
+    /// so that what lies side by side is copied at one time.
+    ///
+    /// # Safety
+    /// As for [`StridedCopy::run`], of each; no copy writes what another reads or writes.
+    pub unsafe fn run_all(pool: &Pool, copies: &[(&StridedCopy, *const u8, *mut u8)]) {
+        let rows = copies.first().map_or(0, |(copy, ..)| copy.rows.size);
+        let shares = |copy: &StridedCopy| {
+            let is_plain = copy.outer.is_empty() && copy.inner == Inner::Run && !copy.empty;
+            is_plain && copy.rows.size == rows
+        };
+        if rows <= 1 || copies.len() <= 1 || !copies.iter().all(|(copy, ..)| shares(copy)) {
+            for (copy, src, dst) in copies {
+                // SAFETY: passed on.
+                unsafe { copy.run(pool, *src, *dst) };
+            }
+            return;
+        }
+        let row_bytes: usize = copies.iter().map(|(copy, ..)| copy.cols.size * copy.size).sum();
+        let step = (CHUNK / row_bytes.max(1)).max(1);
+        let copies = Shareable::new(copies);
+        pool.run(rows.div_ceil(step), &|chunk| {
+            let first = chunk * step;
+            for (copy, src, dst) in copies.get() {
+                let (rows, size) = (copy.rows, copy.size as isize);
+                let src = src.wrapping_offset(first as isize * rows.src * size);
+                let dst = dst.wrapping_offset(first as isize * rows.dst * size);
+                let rows = Dim { size: step.min(rows.size - first), ..rows };
+                // SAFETY: rows are disjoint parts of the caller's arrays.
+                unsafe { copy.plane(rows, copy.cols, src, dst) };
+            }
+        });
+    }
+
     /// Copies.
     ///
     /// # Safety
@@ -187,10 +221,21 @@ impl StridedCopy {
         unsafe {
             match (self.inner, self.size) {
                 (Inner::Run, size) => {
-                    for row in 0..rows.size as isize {
-                        let from = src.offset(row * rows.src * size as isize);
-                        let to = dst.offset(row * rows.dst * size as isize);
-                        std::ptr::copy_nonoverlapping(from, to, cols.size * size);
+                    let steps = [rows.src, rows.dst].map(|stride| stride * size as isize);
+                    // Short runs take less time without a call.
+                    match cols.size * size {
+                        4 => runs::<4>(rows.size, steps, src, dst),
+                        8 => runs::<8>(rows.size, steps, src, dst),
+                        16 => runs::<16>(rows.size, steps, src, dst),
+                        32 => runs::<32>(rows.size, steps, src, dst),
+                        64 => runs::<64>(rows.size, steps, src, dst),
+                        bytes => {
+                            for row in 0..rows.size as isize {
+                                let (from, to) =
+                                    (src.offset(row * steps[0]), dst.offset(row * steps[1]));
+                                std::ptr::copy_nonoverlapping(from, to, bytes);
+                            }
+                        }
                     }
                 }
                 (Inner::Transpose, 1) => transpose::<u8>(rows, cols, src.cast(), dst.cast()),
@@ -213,6 +258,22 @@ fn row_major(shape: &[usize]) -> Vec<isize> {
         strides[i - 1] = strides[i] * shape[i] as isize;
     }
     strides
+}
+
+/// Copies runs of so many bytes.
+unsafe fn runs<const BYTES: usize>(
+    count: usize,
+    [from, to]: [isize; 2],
+    src: *const u8,
+    dst: *mut u8,
+) {
+    for run in 0..count as isize {
+        // SAFETY: the caller vouches for the elements.
+        unsafe {
+            let from = src.offset(run * from).cast::<[u8; BYTES]>();
+            dst.offset(run * to).cast::<[u8; BYTES]>().write(from.read());
+        }
+    }
 }
 
 /// Copies two dimensions.
@@ -299,6 +360,44 @@ mod tests {
         check(&[6, 10], &[1, 0], &[10, 1], 0, (6, 60));
         check(&[6, 10], &[10, -1], &[10, 1], 9, (60, 60));
         check(&[6, 10], &[-10, 1], &[10, 1], 50, (60, 60));
+    }
+
+    /// Parts of rows of 40 elements, in both directions, and parts that are whole rows.
+    #[test]
+    fn parts_of_rows_are_copied_together() {
+        for (rows, sizes) in [(1000, [1, 2, 4, 8, 16, 9]), (1, [3, 1, 20, 2, 4, 10])] {
+            let whole: Vec<u32> = (0..rows * 40).collect();
+            let empty = |size: &usize| vec![0; rows as usize * size];
+            let mut parts: Vec<Vec<u32>> = sizes.iter().map(empty).collect();
+            let copy = |size: usize, from: usize, to: usize| {
+                let strides = [from as isize, 1];
+                StridedCopy::new(&[rows as usize, size], &strides, &[to as isize, 1], 4)
+            };
+            let starts = sizes.iter().scan(0, |at, n| Some(std::mem::replace(at, *at + n)));
+            let starts: Vec<usize> = starts.collect();
+            let out: Vec<StridedCopy> = sizes.iter().map(|&n| copy(n, 40, n)).collect();
+            let back: Vec<StridedCopy> = sizes.iter().map(|&n| copy(n, n, 40)).collect();
+            let mut again = vec![0_u32; whole.len()];
+            // SAFETY: the parts and the whole have these shapes.
+            unsafe {
+                let pool = Pool::new(3);
+                let from = |i: usize| whole.as_ptr().add(starts[i]).cast::<u8>();
+                let all: Vec<_> = (0..6)
+                    .map(|i| (&out[i], from(i), parts[i].as_mut_ptr().cast::<u8>()))
+                    .collect();
+                StridedCopy::run_all(&pool, &all);
+                let to = again.as_mut_ptr();
+                let all: Vec<_> = (0..6)
+                    .map(|i| (&back[i], parts[i].as_ptr().cast(), to.add(starts[i]).cast()))
+                    .collect();
+                StridedCopy::run_all(&pool, &all);
+            }
+            assert_eq!(again, whole);
+            for (part, (&start, &size)) in parts.iter().zip(starts.iter().zip(&sizes)) {
+                let row = |r: usize| &whole[r * 40 + start..][..size];
+                assert!((0..rows as usize).all(|r| part[r * size..][..size] == *row(r)));
+            }
+        }
     }
 
     #[test]
