@@ -192,3 +192,53 @@ fn cross_entropy_reads_padded_logits_as_they_are() {
         assert_eq!(evaluate(&graph), evaluate(&before));
     }
 }
+
+/// Parts of columns, in an order of their own; with a gap, an overlap, or too few they stay slices.
+#[test]
+fn slices_that_share_out_an_axis_are_one_split() {
+    let text = |parts: &[(usize, usize)]| {
+        let mut text = format!(
+            r#"%x: f32[2, 20] = input {{name = "x", ty = {{"dtype":"f32","shape":[2,20]}}}}"#
+        );
+        let mut result = String::new();
+        for (i, (start, size)) in parts.iter().enumerate() {
+            text += &format!(
+                "\n%s{i}: f32[2, {size}] = slice %x {{start = [0,{start}], size = [2,{size}], step = [1,1]}}"
+            );
+            text += &format!("\n%y{i}: f32[2, {size}] = neg %s{i}");
+            result += &format!("{}%y{i} as \"y{i}\"", if i > 0 { ", " } else { "" });
+        }
+        format!("{text}\nreturn {result}")
+    };
+    let all: Vec<(usize, usize)> = (0..10).map(|i| (i * 7 % 10 * 2, 2)).collect();
+    let uneven = [
+        (0, 2),
+        (2, 1),
+        (3, 1),
+        (4, 2),
+        (6, 2),
+        (8, 2),
+        (10, 2),
+        (12, 2),
+        (14, 2),
+        (16, 2),
+        (18, 2),
+    ];
+    let overlapping = [&all[..], &[(1, 2)]].concat();
+    for (parts, splits) in
+        [(&all[..], 1), (&uneven, 1), (&all[1..], 0), (&all[..7], 0), (&overlapping, 0)]
+    {
+        let text = text(parts);
+        let graph = canonical(&text);
+        let count = |is: fn(&Op) -> bool| graph.nodes().filter(|(_, node)| is(&node.op)).count();
+        let slices = if splits > 0 { 0 } else { parts.len() };
+        assert_eq!(count(|op| matches!(op, Op::Split(_))), splits, "{parts:?}");
+        assert_eq!(count(|op| matches!(op, Op::Slice(_))), slices, "{parts:?}");
+        let before = text::parse(&format!("graph @g world=1 {{\n{text}\n}}")).unwrap();
+        let x = Tensor::floats(DType::F32, [2, 20], (0..40).map(f64::from).collect());
+        let feeds: HashMap<String, Tensor> = [("x".to_string(), x)].into();
+        let evaluate =
+            |graph: &Graph| run(graph, &feeds, Options::default()).expect("it evaluates");
+        assert_eq!(evaluate(&graph), evaluate(&before));
+    }
+}

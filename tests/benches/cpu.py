@@ -3,7 +3,7 @@
 
     cpu.sh [--models gpt2,resnet50] [--precisions bf16] [--modes eager] [--recompute selective] [--rounds 9] [--threads 2] [--out results.json]
 
-Seven models with random weights, in fp32 and bf16 (autocast), AdamW, gradients clipped to a norm of 1. Each contestant is a process
+Seven models (and others, if named) with random weights, in fp32 and bf16 (autocast), AdamW, gradients clipped to a norm of 1. Each contestant is a process
 of its own with the same batch; in every round each takes one step in turn while the others sleep. PyTorch runs eager and under
 torch.compile (module and loss together), with fused AdamW, and images in channels_last; its faster mode counts. Before each model
 the machine's ceilings are measured by `frit calibrate`.
@@ -23,13 +23,15 @@ import sys
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-MODELS = ["gpt2", "bert", "llama", "t5", "vit", "resnet50", "unet"]
+SEVEN = ["gpt2", "bert", "llama", "t5", "vit", "resnet50", "unet"]
+OTHERS = ["convnext", "mobilenet", "segformer", "swin", "deberta", "whisper", "mamba", "lstm", "mlp"]
 
 
 def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = lambda known: lambda text: [n for n in text.split(",") if n in known or p.error(f"{n} is none of {', '.join(known)}")]
-    p.add_argument("--models", type=names(MODELS), default=MODELS, help="by name, with commas (default: all seven)")
+    others = f"by name, with commas (default: the seven {','.join(SEVEN)}); others: {','.join(OTHERS)}"
+    p.add_argument("--models", type=names(SEVEN + OTHERS), default=SEVEN, help=others)
     p.add_argument("--precisions", type=names(["fp32", "bf16"]), default=["fp32", "bf16"])
     p.add_argument("--modes", type=names(["eager", "compile"]), default=["eager", "compile"], help="PyTorch's (default: both)")
     p.add_argument("--recompute", choices=["none", "selective"], default="none", help="Frit's memory.recompute; torch.compile is selective (default: %(default)s)")

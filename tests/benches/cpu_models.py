@@ -110,7 +110,90 @@ def unet(hf, batch=4):
     return Model(module, inputs, noise, "mse", output=lambda y: y.sample, images=True)
 
 
-MODELS = {f.__name__: f for f in (gpt2, bert, llama, t5, vit, resnet50, unet)}
+def convnext(hf, batch=8):
+    """Depthwise convolutions of 7 × 7 taps."""
+    return pictures(hf.ConvNextForImageClassification(hf.ConvNextConfig(num_labels=1000)), batch, 224)
+
+
+def mobilenet(hf, batch=8):
+    """MobileNetV2: depthwise convolutions of 3 × 3 taps, batch normalization."""
+    config = hf.MobileNetV2Config(num_labels=1000, classifier_dropout_prob=0.0)
+    return pictures(hf.MobileNetV2ForImageClassification(config), batch, 224)
+
+
+def segformer(hf, batch=8):
+    """Narrow stages whose attention reads fewer keys than there are queries."""
+    none = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0, "classifier_dropout_prob": 0, "drop_path_rate": 0}
+    return pictures(hf.SegformerForImageClassification(hf.SegformerConfig(num_labels=1000, **none)), batch, 224)
+
+
+def swin(hf, batch=8):
+    """Attention in windows, moved between blocks."""
+    none = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0, "drop_path_rate": 0}
+    return pictures(hf.SwinForImageClassification(hf.SwinConfig(num_labels=1000, **none)), batch, 224)
+
+
+def deberta(hf, batch=8, length=128):
+    """Four layers of DeBERTa-v3: attention by content and relative position."""
+    none = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0, "pooler_dropout": 0}
+    positions = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"], "position_buckets": 256}
+    config = hf.DebertaV2Config(
+        hidden_size=768, num_hidden_layers=4, num_attention_heads=12, intermediate_size=3072, vocab_size=32000, share_att_key=True, **positions, **none
+    )
+    ids = tokens(batch, length, config.vocab_size)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return Model(hf.DebertaV2ForMaskedLM(config), inputs, tokens(batch, length, config.vocab_size))
+
+
+def whisper(hf, batch=2, length=64):
+    """Whisper tiny: convolutions of one axis, attention over 1,500 places."""
+    sizes = {"d_model": 384, "encoder_attention_heads": 6, "decoder_attention_heads": 6, "encoder_ffn_dim": 1536, "decoder_ffn_dim": 1536}
+    config = hf.WhisperConfig(encoder_layers=4, decoder_layers=4, dropout=0.0, use_cache=False, **sizes)
+    sound = torch.randn(batch, 80, 3000, generator=torch.Generator().manual_seed(1))
+    inputs = {"input_features": sound, "decoder_input_ids": tokens(batch, length, config.vocab_size)}
+    return Model(hf.WhisperForConditionalGeneration(config), inputs, tokens(batch, length, config.vocab_size))
+
+
+def mamba(hf, batch=2, length=64):
+    """Four layers of Mamba 130M, whose scan is exported as one operation after the other."""
+    return language_model(hf.MambaConfig, hf.MambaForCausalLM, batch, length, num_hidden_layers=4, vocab_size=32000)
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self, vocabulary=10000, width=512):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(vocabulary, width)
+        self.layers = torch.nn.LSTM(width, width, 2, batch_first=True)
+        self.head = torch.nn.Linear(width, vocabulary)
+
+    def forward(self, ids):
+        return self.head(self.layers(self.embedding(ids))[0])
+
+
+def lstm(_, batch=16, length=64):
+    """A language model of two layers of 512 cells."""
+    return Model(Recurrent(), {"ids": tokens(batch, length, 10000)}, tokens(batch, length, 10000), output=lambda y: y)
+
+
+class Table(torch.nn.Module):
+    def __init__(self, columns=784, width=1024, classes=10):
+        super().__init__()
+        layer = lambda inputs: [torch.nn.Linear(inputs, width), torch.nn.BatchNorm1d(width), torch.nn.ReLU()]
+        self.layers = torch.nn.Sequential(*layer(columns), *layer(width), torch.nn.Linear(width, classes))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def mlp(_, batch=256):
+    """Two layers of 1,024 with batch normalization, for rows of a table."""
+    x = torch.randn(batch, 784, generator=torch.Generator().manual_seed(1))
+    return Model(Table(), {"x": x}, tokens(1, batch, 10)[0], output=lambda y: y)
+
+
+SEVEN = (gpt2, bert, llama, t5, vit, resnet50, unet)
+OTHERS = (convnext, mobilenet, segformer, swin, deberta, whisper, mamba, lstm, mlp)
+MODELS = {f.__name__: f for f in SEVEN + OTHERS}
 
 
 def make(name):

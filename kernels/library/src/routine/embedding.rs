@@ -3,6 +3,8 @@
 //! As in ONNX Gather on axis 0, a negative index counts from the end; an index outside `-rows..rows` is an error, never undefined
 //! behavior. In the gradient each row sums its positions in ascending order in f32, for any number of threads.
 
+mod narrow;
+
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable};
 use crate::routine::convert::{convert_range, from_f32, to_f32};
@@ -124,6 +126,10 @@ impl Embedding {
         let limit = 1 << 32;
         if self.rows as u64 > limit || self.count as u64 > limit {
             return Err(IndexError::TooLarge);
+        }
+        if added.is_null() && self.is_narrow() {
+            // SAFETY: passed on.
+            return unsafe { self.backward_narrow(pool, ids, dout, dtable) };
         }
         let [keys] = pool.common([self.count * size_of::<u64>()]);
         for position in 0..self.count {
@@ -307,6 +313,55 @@ mod tests {
             assert_eq!((wide, in_place), (sum.clone(), sum));
             assert!(narrow.iter().zip(&want).all(|(got, &want)| *got == bf16::from_f32(want)));
         }
+    }
+
+    /// As many indices as are divided by ranges of rows, some twice and some never.
+    #[test]
+    fn narrow_tables_are_summed_in_order_for_any_thread_count() {
+        for (rows, width, count, index) in [
+            (70_000, 1, 100_000, IndexElem::I64),
+            (100, 3, 20_000, IndexElem::I64),
+            (1, 1, 1 << 14, IndexElem::I64),
+        ] {
+            for out in [Elem::F32, Elem::BF16] {
+                let shape = Embedding { rows, width, count, index, table: Elem::F32, out };
+                assert!(shape.is_narrow());
+                let id = |i: usize| (i * i * 7919 + i / 3) % rows;
+                let ids: Vec<i64> = (0..count)
+                    .map(|i| if i % 5 == 0 { id(i) as i64 - rows as i64 } else { id(i) as i64 })
+                    .collect();
+                let value = |i: usize| bf16::from_f32((i * 31 % 97) as f32 * 0.01);
+                let wide: Vec<f32> = (0..count * width).map(|i| value(i).to_f32()).collect();
+                let short: Vec<bf16> = (0..count * width).map(value).collect();
+                let dout =
+                    if out == Elem::F32 { wide.as_ptr().cast() } else { short.as_ptr().cast() };
+                let mut want = vec![0_f32; rows * width];
+                for i in 0..count {
+                    for w in 0..width {
+                        want[id(i) * width + w] += wide[i * width + w];
+                    }
+                }
+                for threads in [1, 3] {
+                    let mut found = vec![f32::NAN; rows * width];
+                    let at = [ids.as_ptr().cast(), dout, std::ptr::null()];
+                    // SAFETY: the vectors have the shapes' sizes.
+                    let done = unsafe {
+                        shape.backward(&Pool::new(threads), at, found.as_mut_ptr().cast())
+                    };
+                    assert_eq!(done, Ok(()));
+                    assert!(found == want, "{shape:?} on {threads} threads");
+                }
+            }
+        }
+        let shape = Embedding { rows: 9, width: 1, count: 1 << 16, ..SHAPE };
+        let mut ids = vec![3_i64; shape.count];
+        (ids[40_000], ids[50_000]) = (9, -10);
+        let (dout, mut table) = (vec![1_f32; shape.count], vec![7_f32; 9]);
+        let at = [ids.as_ptr().cast(), dout.as_ptr().cast(), std::ptr::null()];
+        // SAFETY: the vectors have the shape's sizes.
+        let failed = unsafe { shape.backward(&Pool::new(2), at, table.as_mut_ptr().cast()) };
+        let error = IndexError::OutOfRange { position: 40_000, index: 9, rows: 9 };
+        assert_eq!((failed, table), (Err(error), vec![7.0; 9]));
     }
 
     #[test]

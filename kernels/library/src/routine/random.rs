@@ -7,10 +7,13 @@
 //! bit-identical.
 
 use crate::pool::{Pool, Shareable};
+use crate::simd::vectorized;
 use serde::{Deserialize, Serialize};
 
 /// Elements per chunk of work.
 const CHUNK: usize = 1 << 14;
+/// Blocks that are computed side by side.
+const BLOCKS: usize = 16;
 
 /// A mask of `len` elements.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -47,7 +50,9 @@ impl RandomMask {
     /// `out` must be writable for `len` bytes.
     pub unsafe fn run(&self, pool: &Pool, state: [i64; 5], out: *mut u8) {
         let limit = (self.keep * 4_294_967_296.0) as u64;
-        let mask = |words: [u32; 4]| words.map(|word| u8::from(u64::from(word) < limit));
+        // The largest word of an element that is kept, if any is.
+        let last = limit.saturating_sub(1).min(u64::from(u32::MAX)) as u32;
+        let mask = |words: [u32; 4]| words.map(|word| u8::from(word <= last && limit > 0));
         // SAFETY: as the caller says.
         unsafe { draw(pool, self.len, self.id, state, mask, out) }
     }
@@ -104,6 +109,18 @@ unsafe fn draw<T: Copy>(
         while e < last {
             let number = start.wrapping_add(e as u64);
             let (block, skip) = (number / 4, (number % 4) as usize);
+            if skip == 0 && last - e >= 4 * BLOCKS {
+                let mut words = [[0; 4]; BLOCKS];
+                philox_of_blocks(block, id, key, &mut words);
+                // SAFETY: each chunk writes its own part.
+                let to = unsafe { out.get().add(e) };
+                for (i, words) in words.into_iter().enumerate() {
+                    // SAFETY: as above.
+                    unsafe { to.add(4 * i).cast::<[T; 4]>().write(of(words)) };
+                }
+                e += 4 * BLOCKS;
+                continue;
+            }
             let made = of(philox([block as u32, (block >> 32) as u32, id, 0], key));
             let n = (4 - skip).min(last - e);
             for (i, x) in made[skip..skip + n].iter().enumerate() {
@@ -168,20 +185,51 @@ fn sin_cos(x: f32) -> (f32, f32) {
 }
 
 /// Ten rounds of Philox4x32.
-#[inline(always)]
 fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {
-        let a = u64::from(0xD251_1F53_u32) * u64::from(counter[0]);
-        let b = u64::from(0xCD9E_8D57_u32) * u64::from(counter[2]);
-        counter = [
-            (b >> 32) as u32 ^ counter[1] ^ key[0],
-            b as u32,
-            (a >> 32) as u32 ^ counter[3] ^ key[1],
-            a as u32,
-        ];
-        key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
+        counter = round(counter, key);
+        key = next_key(key);
     }
     counter
+}
+
+#[inline(always)]
+fn round(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
+    let a = u64::from(0xD251_1F53_u32) * u64::from(counter[0]);
+    let b = u64::from(0xCD9E_8D57_u32) * u64::from(counter[2]);
+    [
+        (b >> 32) as u32 ^ counter[1] ^ key[0],
+        b as u32,
+        (a >> 32) as u32 ^ counter[3] ^ key[1],
+        a as u32,
+    ]
+}
+
+#[inline(always)]
+fn next_key(key: [u32; 2]) -> [u32; 2] {
+    [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)]
+}
+
+vectorized! {
+    /// The words of [`BLOCKS`] blocks from number `block` on.
+    fn philox_of_blocks(block: u64, id: u32, key: [u32; 2], words: &mut [[u32; 4]; BLOCKS]) {
+        let mut counter = [[0; BLOCKS]; 4];
+        for i in 0..BLOCKS {
+            let block = block.wrapping_add(i as u64);
+            (counter[0][i], counter[1][i], counter[2][i]) = (block as u32, (block >> 32) as u32, id);
+        }
+        let mut key = key;
+        for _ in 0..10 {
+            for i in 0..BLOCKS {
+                let of_block = [counter[0][i], counter[1][i], counter[2][i], counter[3][i]];
+                [counter[0][i], counter[1][i], counter[2][i], counter[3][i]] = round(of_block, key);
+            }
+            key = next_key(key);
+        }
+        for (i, words) in words.iter_mut().enumerate() {
+            *words = [counter[0][i], counter[1][i], counter[2][i], counter[3][i]];
+        }
+    }
 }
 
 #[cfg(test)]
@@ -194,6 +242,42 @@ mod tests {
         // SAFETY: the vector holds the numbers.
         unsafe { draws.run(&Pool::new(2), state, out.as_mut_ptr()) };
         out
+    }
+
+    /// Also behind the end of a word of the counter, and where lengths make parts of blocks.
+    #[test]
+    fn blocks_side_by_side_are_those_one_by_one() {
+        for (len, state) in [
+            (1_001, [7, 0, 3, 1, 1]),
+            (4 << 20, [5, 0, 1 << 10, 1, 1]),
+            (100_000, [1 << 40 | 3, 1, 42_950, 2, 1]),
+        ] {
+            let mask = RandomMask { len, keep: 0.25, id: 6 };
+            let mut found = vec![7; len];
+            // SAFETY: the vector holds the mask.
+            unsafe { mask.run(&Pool::new(2), state, found.as_mut_ptr()) };
+            let key = [state[0] as u32, (state[0] >> 32) as u32];
+            let start = position(state) * len as u64;
+            for (e, found) in found.iter().enumerate().step_by(if len > 10_000 { 37 } else { 1 }) {
+                let number = start + e as u64;
+                let block = number / 4;
+                let words = philox([block as u32, (block >> 32) as u32, 6, 0], key);
+                assert_eq!(
+                    *found,
+                    u8::from(words[(number % 4) as usize] < 1 << 30),
+                    "{e} of {len}"
+                );
+            }
+        }
+        for (keep, all) in [(0.0, 0), (1.0, 1)] {
+            let mut found = vec![7; 300];
+            // SAFETY: the vector holds the mask.
+            unsafe {
+                let mask = RandomMask { len: 300, keep, id: 1 };
+                mask.run(&Pool::new(1), [1; 5], found.as_mut_ptr());
+            }
+            assert_eq!(found, [all; 300]);
+        }
     }
 
     #[test]
