@@ -15,7 +15,7 @@ const MANY: usize = 8;
 pub(super) const RULES: &[Rule] = &[Rule {
     statement: Statement::bits(
         "slices-share-out-an-axis",
-        "slice(x) = a part of split(x) if eight or more slices of whole parts share out an axis of x",
+        "slice(x) = a part of split(x) if eight or more slices share out an axis of x",
         &[
             "i=slice{start=[0,1],size=[a,1],step=[1,1]}(x:f32[a,8]);j=slice{start=[0,2],size=[a,1],step=[1,1]}(x:f32[a,8]);k=slice{start=[0,3],size=[a,1],step=[1,1]}(x:f32[a,8]);l=slice{start=[0,4],size=[a,1],step=[1,1]}(x:f32[a,8]);m=slice{start=[0,5],size=[a,1],step=[1,1]}(x:f32[a,8]);n=slice{start=[0,6],size=[a,1],step=[1,1]}(x:f32[a,8]);o=slice{start=[0,7],size=[a,1],step=[1,1]}(x:f32[a,8]);slice{start=[0,0],size=[a,1],step=[1,1]}(x:f32[a,8])",
             "i=slice{start=[0,0],size=[1,b],step=[1,1]}(x:f32[8,b]);j=slice{start=[1,0],size=[1,b],step=[1,1]}(x:f32[8,b]);k=slice{start=[2,0],size=[1,b],step=[1,1]}(x:f32[8,b]);l=slice{start=[3,0],size=[1,b],step=[1,1]}(x:f32[8,b]);m=slice{start=[4,0],size=[1,b],step=[1,1]}(x:f32[8,b]);n=slice{start=[6,0],size=[1,b],step=[1,1]}(x:f32[8,b]);o=slice{start=[7,0],size=[1,b],step=[1,1]}(x:f32[8,b]);slice{start=[5,0],size=[1,b],step=[1,1]}(x:f32[8,b])",

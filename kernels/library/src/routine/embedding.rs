@@ -343,13 +343,20 @@ mod tests {
                 }
                 for threads in [1, 3] {
                     let mut found = vec![f32::NAN; rows * width];
+                    let mut narrow = vec![bf16::NAN; rows * width];
                     let at = [ids.as_ptr().cast(), dout, std::ptr::null()];
+                    let pool = Pool::new(threads);
+                    let rounded = Embedding { table: Elem::BF16, ..shape };
                     // SAFETY: the vectors have the shapes' sizes.
                     let done = unsafe {
-                        shape.backward(&Pool::new(threads), at, found.as_mut_ptr().cast())
+                        shape
+                            .backward(&pool, at, found.as_mut_ptr().cast())
+                            .and_then(|()| rounded.backward(&pool, at, narrow.as_mut_ptr().cast()))
                     };
                     assert_eq!(done, Ok(()));
                     assert!(found == want, "{shape:?} on {threads} threads");
+                    let is_rounded = |(a, b): (&bf16, &f32)| *a == bf16::from_f32(*b);
+                    assert!(narrow.iter().zip(&want).all(is_rounded), "{shape:?}");
                 }
             }
         }

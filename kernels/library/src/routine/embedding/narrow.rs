@@ -2,8 +2,8 @@
 //! of rows, and each range of the table is summed by one thread, in the order of the positions.
 
 use super::{Embedding, IndexError};
-use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable};
+use crate::routine::convert::from_f32;
 
 /// The most columns, and the fewest indices.
 const COLUMNS: usize = 8;
@@ -14,9 +14,9 @@ const RANGES: usize = 256;
 const CHUNK: usize = 1 << 15;
 
 impl Embedding {
-    /// Whether the gradient is summed range by range: elements of the table are its sums.
+    /// Whether the gradient is summed range by range.
     pub(super) fn is_narrow(&self) -> bool {
-        self.table == Elem::F32 && self.width <= COLUMNS && self.count >= INDICES
+        self.width <= COLUMNS && self.count >= INDICES
     }
 
     /// Writes the sums of `dout` into `dtable`.
@@ -84,23 +84,27 @@ impl Embedding {
                 }
             }
         });
-        let to = Shareable::new((dout, dtable.cast::<f32>()));
-        pool.run(RANGES, &|range| {
+        let to = Shareable::new((dout, dtable));
+        pool.run_workers(RANGES, &|range, worker| {
             let (_, _, pairs) = at.get();
             let (dout, dtable) = to.get();
             let of_range = (range * rows).min(self.rows)..((range + 1) * rows).min(self.rows);
+            let len = of_range.len() * self.width;
+            let [sums] = worker.tiles.split([len * size_of::<f32>()]);
             // SAFETY: ranges of the table are disjoint; the caller vouches for both tensors.
             unsafe {
-                let first = dtable.add(of_range.start * self.width);
-                first.write_bytes(0, of_range.len() * self.width);
+                let sums = std::slice::from_raw_parts_mut(sums.cast::<f32>(), len);
+                sums.fill(0.0);
                 for i in begins[range]..begins[range + 1] {
                     let [row, position] = *pairs.add(i);
-                    let to = dtable.add(row as usize * self.width);
+                    let to = (row as usize - of_range.start) * self.width;
                     for column in 0..self.width {
                         let from = position as usize * self.width + column;
-                        *to.add(column) += self.out.load(dout, from as isize);
+                        sums[to + column] += self.out.load(dout, from as isize);
                     }
                 }
+                let first = (of_range.start * self.width) as isize;
+                from_f32(sums, self.table.at_mut(dtable, first), self.table);
             }
         });
         Ok(())
