@@ -213,21 +213,19 @@ fn next_key(key: [u32; 2]) -> [u32; 2] {
 vectorized! {
     /// The words of [`BLOCKS`] blocks from number `block` on.
     fn philox_of_blocks(block: u64, id: u32, key: [u32; 2], words: &mut [[u32; 4]; BLOCKS]) {
-        let mut counter = [[0; BLOCKS]; 4];
-        for i in 0..BLOCKS {
-            let block = block.wrapping_add(i as u64);
-            (counter[0][i], counter[1][i], counter[2][i]) = (block as u32, (block >> 32) as u32, id);
-        }
+        let numbers: [u64; BLOCKS] = std::array::from_fn(|i| block.wrapping_add(i as u64));
+        let mut a = numbers.map(|number| number as u32);
+        let mut b = numbers.map(|number| (number >> 32) as u32);
+        let (mut c, mut d) = ([id; BLOCKS], [0; BLOCKS]);
         let mut key = key;
         for _ in 0..10 {
-            for i in 0..BLOCKS {
-                let of_block = [counter[0][i], counter[1][i], counter[2][i], counter[3][i]];
-                [counter[0][i], counter[1][i], counter[2][i], counter[3][i]] = round(of_block, key);
+            for (((a, b), c), d) in a.iter_mut().zip(&mut b).zip(&mut c).zip(&mut d) {
+                [*a, *b, *c, *d] = round([*a, *b, *c, *d], key);
             }
             key = next_key(key);
         }
-        for (i, words) in words.iter_mut().enumerate() {
-            *words = [counter[0][i], counter[1][i], counter[2][i], counter[3][i]];
+        for ((((words, a), b), c), d) in words.iter_mut().zip(a).zip(b).zip(c).zip(d) {
+            *words = [a, b, c, d];
         }
     }
 }
