@@ -22,6 +22,7 @@
 pub mod adafactor;
 pub mod attention;
 pub mod batch_norm;
+mod columns;
 pub mod conv;
 pub mod convert;
 pub mod copy;

@@ -2,6 +2,7 @@
 
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable, Worker};
+use crate::routine::columns::{join_row, split_row};
 use crate::routine::conv::plane;
 use crate::routine::convert::from_f32;
 use crate::simd::vectorized;
@@ -257,30 +258,6 @@ impl Columns {
                     each(tap as u32, from..from + len, first..first + len);
                 }
             }
-        }
-    }
-}
-
-vectorized! {
-    fn split_row(row: &[f32], even: &mut [f32], odd: &mut [f32]) {
-        let (pairs, rest) = row.as_chunks::<2>();
-        for ((pair, even), odd) in pairs.iter().zip(&mut *even).zip(odd) {
-            (*even, *odd) = (pair[0], pair[1]);
-        }
-        if let ([last], Some(to)) = (rest, even.last_mut()) {
-            *to = *last;
-        }
-    }
-}
-
-vectorized! {
-    fn join_row(even: &[f32], odd: &[f32], row: &mut [f32]) {
-        let (pairs, rest) = row.as_chunks_mut::<2>();
-        for ((pair, first), second) in pairs.iter_mut().zip(even).zip(odd) {
-            *pair = [*first, *second];
-        }
-        if let ([last], Some(from)) = (rest, even.last()) {
-            *last = *from;
         }
     }
 }

@@ -1,5 +1,5 @@
 //! Convolution and its two gradients: GEMMs over unfolded images ([`dense`]), over images that taps read at offsets (`direct`), or over
-//! transformed tiles ([`winograd`], for 3 × 3 taps in f32), and sums tap by tap for groups of one channel ([`depthwise`]).
+//! transformed tiles ([`winograd`], for 3 × 3 taps in f32), and sums for vectors of positions for groups of few channels ([`depthwise`]).
 //!
 //! Sums are f32. Work is split by shape alone, so results do not depend on the number of threads.
 

@@ -1,7 +1,7 @@
 //! Images with zeros around them, and rows of results with room behind their ends.
 
 use super::strips::LANES;
-use crate::simd::vectorized;
+use crate::routine::columns::{join_row, split_row};
 
 /// Where the elements of an image lie among zeros. The elements of a row are divided into parts by their remainder, so those that the
 /// positions of a row read by one tap are side by side for every stride.
@@ -127,49 +127,28 @@ fn copy_row(mut from: &[f32], mut to: &mut [f32]) {
     some::<1>(from, to);
 }
 
-vectorized! {
-    /// Writes elements from number `first` on into the parts of a row.
-    fn divide(from: &[f32], first: usize, parts: usize, pitch: usize, to: &mut [f32]) {
-        if parts == 2 {
-            // As one loop of pairs, which is compiled to permutations.
-            let (begin, from) = from.split_at((first % 2).min(from.len()));
-            if let [single] = begin {
-                to[pitch + first / 2] = *single;
-            }
-            let (even, odd) = to.split_at_mut(pitch);
-            let at = first.div_ceil(2);
-            let (pairs, rest) = from.as_chunks::<2>();
-            let even = &mut even[at..][..pairs.len() + rest.len()];
-            for ((pair, even), odd) in pairs.iter().zip(&mut *even).zip(&mut odd[at..]) {
-                (*even, *odd) = (pair[0], pair[1]);
-            }
-            if let [single] = rest {
-                even[pairs.len()] = *single;
-            }
-            return;
-        }
-        for (i, from) in from.iter().enumerate() {
-            to[(first + i) % parts * pitch + (first + i) / parts] = *from;
-        }
+/// Writes elements from number `first` on into the parts of a row.
+fn divide(from: &[f32], first: usize, parts: usize, pitch: usize, to: &mut [f32]) {
+    if parts == 2 {
+        let (even, odd) = to.split_at_mut(pitch);
+        let (to, next) = match first.is_multiple_of(2) {
+            true => (&mut even[first / 2..], &mut odd[first / 2..]),
+            false => (&mut odd[first / 2..], &mut even[first / 2 + 1..]),
+        };
+        return split_row(from, &mut to[..from.len().div_ceil(2)], next);
+    }
+    for (i, from) in from.iter().enumerate() {
+        to[(first + i) % parts * pitch + (first + i) / parts] = *from;
     }
 }
 
-vectorized! {
-    /// Writes the elements of the parts of a row one after the other.
-    fn merge(from: &[f32], parts: usize, pitch: usize, to: &mut [f32]) {
-        if parts == 2 {
-            let (even, odd) = from.split_at(pitch);
-            let (pairs, rest) = to.as_chunks_mut::<2>();
-            if let [single] = rest {
-                *single = even[pairs.len()];
-            }
-            for ((pair, even), odd) in pairs.iter_mut().zip(even).zip(odd) {
-                *pair = [*even, *odd];
-            }
-            return;
-        }
-        for (i, to) in to.iter_mut().enumerate() {
-            *to = from[i % parts * pitch + i / parts];
-        }
+/// Writes the elements of the parts of a row one after the other.
+fn merge(from: &[f32], parts: usize, pitch: usize, to: &mut [f32]) {
+    if parts == 2 {
+        let (even, odd) = from.split_at(pitch);
+        return join_row(&even[..to.len().div_ceil(2)], odd, to);
+    }
+    for (i, to) in to.iter_mut().enumerate() {
+        *to = from[i % parts * pitch + i / parts];
     }
 }
