@@ -162,7 +162,9 @@ class Check:
     def parts(self):
         """Stages and groups of rows, those first that say the most; a stage may come several times."""
         r = row_makers.Rows(self)
-        timed, correct = self.of("time"), self.of("correctness")
+        timed = [e for e in self.of("time") if "of" not in e]
+        variants = {e["of"]: e for e in self.of("time") if "of" in e}
+        correct = self.of("correctness")
         smoke = [e for e in correct if e["name"] in SMOKE]
         others = [e for e in correct if e["name"] not in SMOKE]
         core = [e for e in others if e["model"] in CORE]
@@ -172,11 +174,14 @@ class Check:
             return [[(f"{e['name']} kernels", lambda e=e: r.kernels(e)), (f"{e['name']} steps", lambda e=e: r.steps(e))]
                     for e in entries]
 
+        def with_variants(entries):
+            return [e for base in entries for e in (base, variants.get(base["name"])) if e]
+
         def first(entries):
-            return ("first", [[(e["name"], lambda e=e: r.first(e)) for e in entries]], 1)
+            return ("first", [[(e["name"], lambda e=e: r.first(e)) for e in with_variants(entries)]], 1)
 
         def times(entries):
-            return ("time", [[item for e in entries for item in self.time_rows(r, e)]], 1)
+            return ("time", [[item for e in with_variants(entries) for item in self.time_rows(r, e)]], 1)
 
         sanitized = [[(f"{e['name']} {tool}", lambda e=e, tool=tool: r.sanitized(e, tool))]
                      for e in self.of("sanitize") for tool in ("memcheck", "racecheck")]
@@ -198,6 +203,8 @@ class Check:
         ]
 
     def time_rows(self, r, e):
+        if "of" in e:
+            return [(f"{e['name']} frit", lambda: r.time_frit(e))]
         rows = [("frit", lambda: r.time_frit(e)), ("pytorch eager", lambda: r.time_peer(e, "eager"))]
         rows += [(f"pytorch compile {mode}", lambda mode=mode: r.time_peer(e, mode)) for mode in COMPILE_MODES]
         if e["model"].startswith("gpt2"):

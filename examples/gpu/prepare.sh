@@ -25,7 +25,8 @@ while [[ $# -gt 0 ]]; do
     shift
 done
 # Of the archive, so that there is room for what an earlier call carried back.
-most_bytes=$((24 << 20))
+most_bytes=$((28 << 20))
+sanitizer=nvidia-cuda-sanitizer-api==13.0.85
 
 if [[ -z ${FRIT:-} || -z ${FRIT_RUN:-} ]]; then
     cargo build --release --package frit --package frit-runtime
@@ -54,6 +55,20 @@ fi
 python3 -c 'import json, sys; print(json.dumps(dict(zip(("device", "arch", "commit", "llm.c"), sys.argv[1:]))))' \
     "$device" "$arch" "$commit" "$without" > "$kit/kit.jsonl"
 
+# compute-sanitizer, which few machines have, out of its Python wheel.
+if [[ $device == cuda ]]; then
+    wheel=$(mktemp -d)
+    if python3 -m pip download --quiet --no-deps --dest "$wheel" "$sanitizer" 2> /dev/null; then
+        python3 -m zipfile -e "$wheel"/*.whl "$wheel"
+        mv "$wheel"/nvidia/*/ "$kit/sanitizer"
+        rm -r "$kit/sanitizer/include" "$kit/sanitizer/lib/libsanitizer-collection.so"
+        chmod +x "$kit/sanitizer/bin/compute-sanitizer"
+    else
+        echo "prepare: $sanitizer cannot be had; the kit uses the machine's own compute-sanitizer, if there is one" >&2
+    fi
+    rm -r "$wheel"
+fi
+
 [[ $device == cpu ]] && arch=x86-64-v3
 compile() { # PLAN MODEL BATCH [OPTION ...]
     local plan=$1 model=$2 batch=$3
@@ -68,10 +83,10 @@ compile() { # PLAN MODEL BATCH [OPTION ...]
     rm -rf "$plan/source"
 }
 
-# One line of the kit: STAGE NAME MODEL PRECISION DATA BATCH RANKS.
+# One line of the kit: STAGE NAME MODEL PRECISION DATA BATCH RANKS [OF], OF the entry of which it is a variant without peers.
 entry() {
-    printf '{"stage": "%s", "name": "%s", "model": "%s", "precision": "%s", "data": "%s", "batch": %d, "ranks": %d}\n' "$@" \
-        >> "$kit/kit.jsonl"
+    printf '{"stage": "%s", "name": "%s", "model": "%s", "precision": "%s", "data": "%s", "batch": %d, "ranks": %d'"${8:+, \"of\": \"$8\"}"'}\n' \
+        "${@:1:7}" >> "$kit/kit.jsonl"
 }
 target=(--set "target.device=$device" --set "target.arch=$arch")
 
@@ -126,17 +141,18 @@ if $tiny; then
     mkdir "$models"
     python3 "$here/make_models.py" --tiny "$models"
 fi
-seeded() { # STAGE MODEL PRECISION BATCH RANKS [OPTION ...]
+seeded() { # STAGE MODEL PRECISION BATCH RANKS [OPTION ...], called $variant if that is not empty
     local stage=$1 model=$2 precision=$3 batch=$4 ranks=$5 data=data/tokens.bin
     shift 5
-    local name=$model-$precision-$batch-$ranks
+    local of=$model-$precision-$batch-$ranks
+    local name=$of${variant:+-$variant}
     [[ $model == resnet* ]] && data=images
     if [[ ! -d $kit/plans/$name ]]; then
         compile "$kit/plans/$name" "$models/$model.json" "$batch" "${target[@]}" --weights none \
             --set precision.compute="$precision" --set optimizer.lr=1e-4 --set sharding.ranks="$ranks" "$@"
         rm -r "$kit/plans/$name/eval"
     fi
-    entry "$stage" "$name" "$model" "$precision" "$data" "$batch" "$ranks"
+    entry "$stage" "$name" "$model" "$precision" "$data" "$batch" "$ranks" ${variant:+"$of"}
 }
 if $tiny; then
     small=gpt2_tiny timed=(gpt2_tiny:8 bert_tiny:8 resnet_tiny:8)
@@ -145,6 +161,10 @@ else
 fi
 for precision in fp32 bf16; do seeded train $small $precision 4 1; done
 for model in "${timed[@]}"; do seeded time "${model%:*}" bf16 "${model#*:}" 1; done
+# With the residual stream in bf16, as llm.c has it.
+for model in "${timed[@]:0:2}"; do
+    variant=residual seeded time "${model%:*}" bf16 "${model#*:}" 1 --set precision.residual=compute
+done
 # The same weights and examples on one rank and on two, with sums of the library's and reproducible ones.
 for ranks in 1 2; do
     two=("${target[@]}" --set precision.compute=fp32 --set sharding.ranks=$ranks)

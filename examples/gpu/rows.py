@@ -374,8 +374,9 @@ class Rows:
         return " / ".join(line.strip() for line in said.splitlines() if re.match(r"#|Thread ", line))[:6000]
 
     def sanitized(self, entry, tool):
-        program = shutil.which("compute-sanitizer") or next(
-            (str(p) for p in pathlib.Path("/usr/local").glob("cuda*/bin/compute-sanitizer")), None)
+        places = [KIT / "sanitizer", *pathlib.Path("/usr/local").glob("cuda*")]
+        own = [place / "bin/compute-sanitizer" for place in places]
+        program = next((p for p in own if p.exists()), None) or shutil.which("compute-sanitizer")
         if not self.cuda or program is None:
             return {"ok": None, "note": "not run: no plans for a GPU" if not self.cuda else "not run: there is no compute-sanitizer"}
         command = [program, "--tool", tool, "--error-exitcode", 9, FRIT_RUN, KIT / "plans" / entry["name"], "--data",

@@ -58,20 +58,28 @@ def timings(check, sets):
              "| peak memory, GiB | kernels | gaps | attention | software |",
              "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"]
     for e in check.of("time"):
-        prefix = e["name"] + " "
-        rows = {name.removeprefix(prefix): row for name, row in check.known["time"].items() if name.startswith(prefix) and row["ok"]}
-        compiled = {name: row for name, row in rows.items() if name.startswith("pytorch compile")}
+        rows = programs(check, e["name"])
+        # A variant is beside the peers of what it is one of.
+        peers = programs(check, e.get("of", e["name"]))
+        compiled = {name: row for name, row in peers.items() if name.startswith("pytorch compile")}
         # Compiled is what its best mode is.
         best = max(compiled, key=lambda name: compiled[name]["rate"], default=None)
-        peers = [rows.get("pytorch eager", {}).get("rate"), compiled[best]["rate"] if best else None, rows.get("llm.c", {}).get("rate")]
+        rates = [peers.get("pytorch eager", {}).get("rate"), compiled[best]["rate"] if best else None, peers.get("llm.c", {}).get("rate")]
         for program, row in rows.items():
-            beside = [f"{row['rate'] / peer:.2f}" if peer else "" for peer in peers]
+            beside = [f"{row['rate'] / rate:.2f}" if rate else "" for rate in rates]
             memory = f"{row['peak_allocated_bytes'] / 2 ** 30:.1f}" if row.get("peak_allocated_bytes") else ""
             mfu = f"{row['mfu']:.1%}" if row.get("mfu") else ""
             gap = f"{row['gap']:.1%}" if row.get("gap") is not None else ""
             mark = " (best)" if program == best and len(compiled) > 1 else ""
             number = sets.index(row["software"]) + 1 if row.get("software") in sets else ""
-            cells = [e["model"], program + mark, row["batch"], f"{row['rate']:.0f} {unit(e)}", f"{row['step_s'] * 1e3:.2f}", mfu,
+            variant = e["name"].removeprefix(e.get("of", e["name"])).replace("-", ", ")
+            cells = [e["model"] + variant, program + mark, row["batch"], f"{row['rate']:.0f} {unit(e)}", f"{row['step_s'] * 1e3:.2f}", mfu,
                      *beside, memory, row.get("kernels", ""), gap, row.get("sdpa") or "", number]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
     return lines
+
+
+def programs(check, name):
+    """The good rows of a timed plan, by program."""
+    prefix = name + " "
+    return {key.removeprefix(prefix): row for key, row in check.known["time"].items() if key.startswith(prefix) and row["ok"]}
