@@ -44,6 +44,9 @@ pub struct CudaLaunch {
     pub grid: [u32; 2],
     /// Threads per block, in x.
     pub block: u32,
+    /// Dynamic shared memory per block, in bytes; above 48 KiB a kernel must be allowed to have it.
+    #[serde(default, skip_serializing_if = "super::launch::is_zero")]
+    pub shared_bytes: u32,
     /// Whether fewer blocks in x compute the same bits: the blocks take turns at the work. There are never more of
     /// them than the GPU runs in a few rounds.
     pub grid_stride: bool,

@@ -442,7 +442,8 @@ impl From<ArgumentText> for Argument {
     }
 }
 
-fn is_zero(n: &u32) -> bool {
+/// Whether a count of bytes need not be written.
+pub(super) fn is_zero(n: &u32) -> bool {
     *n == 0
 }
 

@@ -239,6 +239,7 @@ fn cuda_kernel(
             symbol: l.symbol,
             grid,
             block: l.block as u32,
+            shared_bytes: l.shared_bytes as u32,
             grid_stride: l.grid_stride,
         });
     }

@@ -55,7 +55,11 @@ fn can_be_called(plan: &Plan, kernel: &Kernel) -> std::result::Result<(), String
             refuse(*extent <= isize::MAX as usize && *grain > 0, "an impossible range")
         }
         Entry::Cuda { launches, .. } => {
-            let fits = |l: &CudaLaunch| !l.grid.contains(&0) && (1..=1024).contains(&l.block);
+            let fits = |l: &CudaLaunch| {
+                !l.grid.contains(&0)
+                    && (1..=launches::MAX_BLOCK).contains(&l.block)
+                    && l.shared_bytes <= launches::MAX_SHARED
+            };
             refuse(!launches.is_empty() && launches.iter().all(fits), "an impossible grid")
         }
         Entry::Launches(selected) => launches::check(plan, &kernel.body, selected),

@@ -10,8 +10,8 @@ use crate::plan::{
 use crate::{DType, Graph, Op};
 
 /// Most threads of a block, and most dynamic shared memory of one, in bytes, on any GPU.
-const MAX_BLOCK: u32 = 1024;
-const MAX_SHARED: u32 = 227 << 10;
+pub(super) const MAX_BLOCK: u32 = 1024;
+pub(super) const MAX_SHARED: u32 = 227 << 10;
 /// Bytes of a fault.
 const FAULT_BYTES: usize = 24;
 

@@ -32,6 +32,8 @@ pub(crate) struct Launch {
     pub(crate) block: usize,
     /// Blocks in x and y.
     pub(crate) grid: [usize; 2],
+    /// Dynamic shared memory per block, in bytes.
+    pub(crate) shared_bytes: usize,
     /// Whether fewer blocks in x compute the same.
     pub(crate) grid_stride: bool,
 }
@@ -91,13 +93,14 @@ fn function(
     if scratch > 0 {
         arguments.push(format!("%arg{}: memref<{scratch}xf32>", program.types.len()));
     }
+    let shared_bytes = e.shared_bytes;
     let text = format!(
         "{globals}func.func @{symbol}({}) {{\n{}return\n}}\n",
         arguments.join(", "),
         e.t.finish()
     );
     let grid_stride = program.kind == FusionKind::Pointwise;
-    Ok((text, Launch { symbol: symbol.into(), block, grid, grid_stride }))
+    Ok((text, Launch { symbol: symbol.into(), block, grid, shared_bytes, grid_stride }))
 }
 
 /// Elements per vector: 16 bytes of the narrowest float; in elementwise kernels 4 where that already reads as many bytes as

@@ -55,7 +55,7 @@ pub(crate) fn emit(
         .collect();
     let text = format!("func.func @{symbol}({}) {{\n{text}return\n}}\n", arguments.join(", "));
     let launch =
-        Launch { symbol: symbol.into(), block: THREADS, grid: [tiles, 1], grid_stride: true };
+        Launch { symbol: symbol.into(), block: THREADS, grid: [tiles, 1], shared_bytes: 0, grid_stride: true };
     Ok((CudaFunction { text, launches: vec![launch], scratch_bytes: 0 }, types))
 }
 

@@ -2,10 +2,11 @@
 //!
 //! A block reduces one row: each thread reduces its columns, shuffles combine the threads of each warp, and shared
 //! memory combines the warps. Rows that need at most one warp share a block. If a thread has few vectors of a row, they
-//! stay in registers between levels; longer rows are read again at each level.
+//! stay in registers between levels; longer rows stay in shared memory if they fit, and are read again at each level otherwise.
 
 use super::cuda_block::{Shared, WARP, butterfly};
 use super::cuda_function::{Shape, thread_and_block};
+use super::cuda_kept_row::{self, KeptRow};
 use super::expr::{Expr, Id};
 use super::point::{Emitter, Scope};
 use super::region::{Program, Store, levels};
@@ -166,6 +167,9 @@ pub(crate) fn rows(
     let inside = tile.set_row(e, first, own);
     let mut parts = tile.parts(e, thread);
     let shared = shared_memory(e, symbol, globals, tile)?;
+    if parts.is_empty() {
+        KeptRow::declare(e, symbol, globals);
+    }
     reduce(e, tile, thread, &mut parts, &shared);
     store(e, tile, thread, inside, &mut parts);
     Ok((tile.block(), [program.rows().div_ceil(tile.rows), 1]))
@@ -212,6 +216,7 @@ pub(crate) fn reduce(
                 accumulate(e, level, sums, None)
             });
         }
+        cuda_kept_row::fill(e, &operands);
         for (i, (&id, sum)) in level.iter().zip(sums).enumerate() {
             let (f, _) = e.reduction(id);
             let mut value = e.across_lanes(f, sum);

@@ -63,7 +63,7 @@ impl Access {
 
 /// Bools are bytes in memory, independent of how MLIR stores `i1`. Without instructions for bf16 its elements are integers: LLVM
 /// splits masked stores into elements, and would call a function to round each.
-fn in_memory(dtype: DType, m: Memory) -> Elem {
+pub(crate) fn in_memory(dtype: DType, m: Memory) -> Elem {
     match dtype {
         DType::BF16 if !m.converts_bf16 => Elem::I16,
         DType::F64 => Elem::F64,
@@ -78,9 +78,15 @@ fn in_memory(dtype: DType, m: Memory) -> Elem {
 
 /// Reads elements and widens them.
 pub(crate) fn load(t: &mut Text, buffer: Buffer, index: Val, access: Access, m: Memory) -> Val {
+    let raw = read(t, buffer, index, access, m);
+    widen(t, raw, buffer.dtype)
+}
+
+/// Reads elements as they are in memory.
+pub(crate) fn read(t: &mut Text, buffer: Buffer, index: Val, access: Access, m: Memory) -> Val {
     let (argument, memref) = (buffer.argument, buffer.ty(m));
     let ty = Type(in_memory(buffer.dtype, m), access.width);
-    let raw = match (access.stride, access.width) {
+    match (access.stride, access.width) {
         (_, 1) => t.def(ty, format_args!("memref.load %arg{argument}[{index}] : {memref}")),
         (1, _) => match access.mask {
             None => {
@@ -115,8 +121,7 @@ pub(crate) fn load(t: &mut Text, buffer: Buffer, index: Val, access: Access, m: 
                 ),
             )
         }
-    };
-    widen(t, raw, buffer.dtype)
+    }
 }
 
 /// Lets a GPU bring the element at an index from memory to L2.
@@ -163,7 +168,8 @@ pub(crate) fn store(
     }
 }
 
-fn alignment(m: Memory, dtype: DType, width: usize) -> String {
+/// The attribute of a vector access.
+pub(crate) fn alignment(m: Memory, dtype: DType, width: usize) -> String {
     match m.alignment {
         Some(bytes) => {
             let bytes = bytes.min(dtype.size() * width);
@@ -184,7 +190,8 @@ fn zero(t: &mut Text, ty: Type) -> Val {
     }
 }
 
-fn widen(t: &mut Text, raw: Val, dtype: DType) -> Val {
+/// Elements in memory as they are computed with.
+pub(crate) fn widen(t: &mut Text, raw: Val, dtype: DType) -> Val {
     match dtype {
         DType::BF16 if raw.elem == Elem::I16 => {
             let wide = t.convert("arith.extui", raw, Elem::I32);

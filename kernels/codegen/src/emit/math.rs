@@ -175,13 +175,17 @@ fn exp(t: &mut Text, x: Val) -> Val {
 /// at the two ends is that of 0 and of infinity, and there 2ʳ is whatever is left: no argument has to be told apart.
 fn exp_by_exp2(t: &mut Text, x: Val) -> Val {
     let width = x.width;
-    let (scale, half, magic) =
-        (t.float(LOG2_E[0], width), t.float(-0.5, width), t.float(MAGIC, width));
-    let y = t.same("math.fma", &[x, scale, half]);
-    let shifted = t.same("arith.addf", &[y, magic]);
-    let (low, high) = (t.float(MAGIC - 127.0, width), t.float(MAGIC + 128.0, width));
-    let shifted = t.same("arith.maxnumf", &[shifted, low]);
-    let shifted = t.same("arith.minnumf", &[shifted, high]);
+    // A saturated sum limits n at both ends at once: of −127 … 128 it is the fraction that lies below x·log₂e − ½.
+    const STEPS: f32 = 255.0;
+    let (scale, first) = (t.float(LOG2_E[0] / STEPS, 1), t.float(126.5 / STEPS, 1));
+    let fraction = by_lane(t, x, |t, lane| {
+        let asm = "llvm.inline_asm asm_dialect = att \"fma.rn.sat.f32 $0, $1, $2, $3;\", \"=f,f,f,f\"";
+        let types = "(f32, f32, f32) -> f32";
+        t.def(lane.ty(), format_args!("{asm} {lane}, {scale}, {first} : {types}"))
+    });
+    let (steps, low) = (t.float(STEPS, width), t.float(MAGIC - 127.0, width));
+    let shifted = t.same("math.fma", &[fraction, steps, low]);
+    let (magic, scale) = (t.float(MAGIC, width), t.float(LOG2_E[0], width));
     let minus_n = t.same("arith.subf", &[magic, shifted]);
     let r = t.same("math.fma", &[x, scale, minus_n]);
     let rest = t.float(LOG2_E[1], width);
@@ -197,11 +201,15 @@ fn exp_by_exp2(t: &mut Text, x: Val) -> Val {
 
 /// 2ˣ by the instruction, within 2 ulp; results below the smallest normal number are zero.
 fn exp2(t: &mut Text, x: Val) -> Val {
-    let (scalar, vector) = (Type(Elem::F32, 1), x.ty());
-    let of_lane = |t: &mut Text, lane: Val| {
+    by_lane(t, x, |t, lane| {
         let asm = "llvm.inline_asm asm_dialect = att \"ex2.approx.ftz.f32 $0, $1;\", \"=f,f\"";
-        t.def(scalar, format_args!("{asm} {lane} : (f32) -> f32"))
-    };
+        t.def(lane.ty(), format_args!("{asm} {lane} : (f32) -> f32"))
+    })
+}
+
+/// An operation that has no form for vectors, of each f32.
+fn by_lane(t: &mut Text, x: Val, of_lane: impl Fn(&mut Text, Val) -> Val) -> Val {
+    let (scalar, vector) = (Type(Elem::F32, 1), x.ty());
     if x.width == 1 {
         return of_lane(t, x);
     }

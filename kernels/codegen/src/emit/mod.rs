@@ -10,6 +10,7 @@ mod composite;
 mod cuda_block;
 mod cuda_col_reduce;
 pub(crate) mod cuda_function;
+mod cuda_kept_row;
 pub(crate) mod cuda_multi_tensor;
 mod cuda_pointwise;
 mod cuda_row_col_reduce;

@@ -1,6 +1,7 @@
 //! Evaluates expressions at a point of the iteration space, each once per scope, as a scalar or a vector.
 
 use super::arithmetic::{binary, compare, convert, elem, max};
+use super::cuda_kept_row::{self, KeptRow};
 use super::expr::{Expr, Id, Ty};
 use super::load_store::{self, Access, Buffer, Memory};
 use super::region::{Dependence, Program, Store, identity};
@@ -36,11 +37,14 @@ pub(crate) struct Emitter<'p> {
     /// Index of each row atom.
     pub(crate) rows: Vec<Val>,
     /// First column of the vector being computed, and its active lanes.
-    col: Option<(Val, Option<Val>)>,
+    pub(crate) col: Option<(Val, Option<Val>)>,
     /// Where the columns end that are being computed.
     pub(crate) end: usize,
     scopes: Vec<Scope>,
     pub(crate) row_buffers: HashMap<Id, RowBuffer>,
+    /// Of a CUDA block: its row, and the dynamic shared memory of the kernel.
+    pub(crate) kept_row: Option<KeptRow>,
+    pub(crate) shared_bytes: usize,
 }
 
 impl<'p> Emitter<'p> {
@@ -56,6 +60,8 @@ impl<'p> Emitter<'p> {
             end: program.cols(),
             scopes: vec![Scope::default()],
             row_buffers: HashMap::new(),
+            kept_row: None,
+            shared_bytes: 0,
         }
     }
 
@@ -229,7 +235,7 @@ impl<'p> Emitter<'p> {
         let expr = self.program.dag.get(id).clone();
         let width = if self.program.depends(id).col { self.width } else { 1 };
         match expr {
-            Expr::Load { operand, at } => self.load(operand, &at),
+            Expr::Load { operand, at } => self.load(id, operand, &at),
             Expr::Pick { operand, at, stride, index } => {
                 let base = self.base(&at);
                 let index = self.value(index);
@@ -377,10 +383,13 @@ impl<'p> Emitter<'p> {
         (index, Access { stride, width: self.width, mask })
     }
 
-    fn load(&mut self, operand: usize, at: &Affine) -> Val {
-        let (index, access) = self.address(at);
+    fn load(&mut self, id: Id, operand: usize, at: &Affine) -> Val {
         let buffer = self.buffer(operand);
-        load_store::load(&mut self.t, buffer, index, access, self.memory)
+        let raw = cuda_kept_row::load(self, id, |e| {
+            let (index, access) = e.address(at);
+            load_store::read(&mut e.t, buffer, index, access, e.memory)
+        });
+        load_store::widen(&mut self.t, raw, buffer.dtype)
     }
 
     /// Lets a GPU bring what the current row has at the current columns from memory to L2.

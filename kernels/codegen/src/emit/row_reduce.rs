@@ -50,7 +50,11 @@ pub(crate) fn emit(e: &mut Emitter<'_>, begin: Val, end: Val) {
 }
 
 /// What each loop over the columns evaluates: the operands of each level, then the written values.
-fn loop_roots(program: &Program, levels: &[Vec<Id>], full_stores: &[Store]) -> Vec<Vec<Id>> {
+pub(crate) fn loop_roots(
+    program: &Program,
+    levels: &[Vec<Id>],
+    full_stores: &[Store],
+) -> Vec<Vec<Id>> {
     let mut loops: Vec<Vec<Id>> = levels
         .iter()
         .map(|level| level.iter().flat_map(|&id| program.dag.operands(id)).collect())
@@ -87,7 +91,7 @@ fn kept_values(program: &Program, loops: &[Vec<Id>]) -> Vec<Id> {
 }
 
 /// The column-dependent values that evaluating `roots` computes.
-fn reachable(program: &Program, roots: &[Id]) -> HashSet<Id> {
+pub(crate) fn reachable(program: &Program, roots: &[Id]) -> HashSet<Id> {
     let (mut found, mut stack) = (HashSet::new(), roots.to_vec());
     while let Some(id) = stack.pop() {
         if program.depends(id).col && found.insert(id) {

@@ -183,6 +183,28 @@ fn rows_are_reduced_by_shuffles_and_read_once() {
 }
 
 #[test]
+fn long_rows_stay_in_shared_memory() {
+    let module = |dtype, cols| {
+        let body = loss_and_gradient(dtype, 64, cols);
+        compile_cuda(&[("loss", &body, FusionKind::RowReduce)], "sm_90").unwrap()
+    };
+    let row = module(DType::BF16, 50304);
+    assert_eq!(row.kernels[0].launches[0].shared_bytes, 2 * 50304);
+    assert!(row.ptx.contains(".extern .shared .align 16 .b8 loss_row[];"), "{}", row.ptx);
+    let (maxima, rest) = row.ptx.split_once("bar.sync").unwrap();
+    // Four vectors at once and what is left over; the later loops read what the first has kept.
+    assert_eq!(maxima.matches("ld.global.v4.b32").count(), 5, "{}", row.ptx);
+    assert_eq!(maxima.matches("st.shared.v4.b32").count(), 5);
+    assert_eq!(rest.matches("ld.global.v4.b32").count(), 0);
+    assert!(rest.contains("ld.shared.v4.b32"));
+    // Too long a row is read again, and a short one is in registers.
+    for (dtype, cols) in [(DType::F32, 50304), (DType::BF16, 65536), (DType::BF16, 16384)] {
+        let module = module(dtype, cols);
+        assert_eq!(module.kernels[0].launches[0].shared_bytes, 0, "{dtype} {cols}");
+    }
+}
+
+#[test]
 fn the_loss_of_a_row_is_read_before_its_gradient_overwrites_the_logits() {
     let kernel = kernel(64, "loss_and_gradient_bf16_768");
     let mut stores = kernel.ptx.split("st.global");

@@ -96,8 +96,8 @@ fn split(text: &str) -> Vec<String> {
     parts.into_iter().map(|p| p.trim().to_string()).filter(|p| !p.is_empty()).collect()
 }
 
-/// The entry of this name, which takes `n` pointers, and the shared memory before it.
-fn parse(text: &str, entry: &str, n: usize) -> Program {
+/// The entry of this name, which takes `n` pointers, and the shared memory before it; of that `dynamic` bytes are the launch's.
+fn parse(text: &str, entry: &str, n: usize, dynamic: u32) -> Program {
     let mut parser = Parser { names: HashMap::new(), symbols: HashMap::new() };
     assert_eq!(parser.register("%tid.x"), TID);
     assert_eq!(["%ctaid.x", "%ctaid.y"].map(|name| parser.register(name)), CTAID);
@@ -113,11 +113,12 @@ fn parse(text: &str, entry: &str, n: usize) -> Program {
         if line.contains(".entry") {
             inside = line.contains(&format!(".entry {entry}("));
         }
-        if line.starts_with(".shared") {
+        if line.trim_start_matches(".extern ").starts_with(".shared") {
             let name = line.split_whitespace().last().unwrap().trim_end_matches(';');
             let (name, size) = name.trim_end_matches(']').split_once('[').unwrap();
             parser.symbols.insert(name.into(), shared);
-            shared += size.parse::<u64>().unwrap().next_multiple_of(16);
+            let size = if size.is_empty() { dynamic.into() } else { size.parse::<u64>().unwrap() };
+            shared += size.next_multiple_of(16);
         }
         if !inside {
             continue;
@@ -179,8 +180,9 @@ fn run_with(module: &CudaModule, inputs: &[Tensor], most_blocks: u32) -> Vec<Ten
     let mut buffers: Vec<Vec<u8>> = inputs.iter().map(Tensor::to_bytes).collect();
     buffers.extend(kernel.results.iter().map(|t| vec![0xA5; t.bytes()]));
     buffers.extend((kernel.scratch_bytes > 0).then(|| vec![0xA5; kernel.scratch_bytes]));
-    for CudaLaunch { symbol, grid: [wide, high], block, grid_stride } in &kernel.launches {
-        let program = parse(&module.ptx, symbol, buffers.len());
+    for launch in &kernel.launches {
+        let CudaLaunch { symbol, grid: [wide, high], block, shared_bytes, grid_stride } = launch;
+        let program = parse(&module.ptx, symbol, buffers.len(), *shared_bytes);
         let wide = if *grid_stride { *wide.min(&most_blocks) } else { *wide };
         let mut machine = Machine { program: &program, buffers, shared: Vec::new(), wide };
         for y in 0..*high {
@@ -396,6 +398,8 @@ fn float(op: &str, parts: &[String], x: &[f32], text: &str) -> f32 {
         "add" => x[0] + x[1],
         "sub" => x[0] - x[1],
         "mul" => x[0] * x[1],
+        // NaN is 0 when it is saturated.
+        "fma" if parts.iter().any(|p| p == "sat") => x[0].mul_add(x[1], x[2]).max(0.0).min(1.0),
         "fma" => x[0].mul_add(x[1], x[2]),
         "div" => x[0] / x[1],
         "rcp" => 1.0 / x[0],

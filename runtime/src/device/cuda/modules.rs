@@ -5,7 +5,7 @@ use super::survey::Survey;
 use crate::RunError;
 use frit_cuda::CudaError;
 use frit_cuda::driver::{Driver, FunctionHandle, ModuleHandle, Source};
-use frit_ir::plan::{SourceKernel, layout};
+use frit_ir::plan::{CudaLaunch, SourceKernel, layout};
 use frit_kernels::cuda::source;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -65,17 +65,17 @@ impl Modules {
     /// A kernel of the plan's generated module.
     ///
     /// # Errors
-    /// If the module does not have it.
+    /// If the module does not have it, or the device has too little shared memory.
     pub(super) fn generated(
         &self,
         driver: &impl Driver,
-        symbol: &str,
+        launch: &CudaLaunch,
     ) -> Result<FunctionHandle, RunError> {
         let module = self.generated.ok_or_else(|| RunError::Plan {
             path: layout::PLAN.into(),
             reason: "the plan names no file with its kernels".into(),
         })?;
-        Ok(self.function(driver, module, symbol, 0)?)
+        Ok(self.function(driver, module, &launch.symbol, launch.shared_bytes)?)
     }
 
     /// A kernel of CUDA C++.

@@ -16,7 +16,7 @@ use frit_cuda::driver::{
 };
 use frit_ir::DType;
 use frit_ir::plan::{
-    ALIGNMENT, Action, Argument, Candidate, CandidateName, Epilogue, GEMM_WORKSPACE, Gemm,
+    ALIGNMENT, Action, Argument, Candidate, CandidateName, CudaLaunch, Epilogue, GEMM_WORKSPACE, Gemm,
     GeneratedLaunch, KernelId, Launch, Operation, OperationLaunch, Place, Plan, Pointer, RankSum,
     SourceKernel, Stream, TaskId, Team, TiVec, layout,
 };
@@ -335,12 +335,13 @@ impl<'a, D: Driver> Binder<'a, D> {
         let mut commands = Vec::with_capacity(launches.len());
         for launch in *launches {
             let mut grid = [launch.grid[0], launch.grid[1], 1];
-            let function = self.modules.generated(self.driver, &launch.symbol)?;
+            let function = self.modules.generated(self.driver, launch)?;
             if launch.grid_stride {
                 let most = self.modules.resident_blocks(self.driver, function, launch.block)?;
                 grid[0] = grid[0].min(most.saturating_mul(ROUNDS));
             }
-            let shape = Shape { grid, block: launch.block, shared_bytes: 0 };
+            let CudaLaunch { block, shared_bytes, .. } = *launch;
+            let shape = Shape { grid, block, shared_bytes };
             let arguments = arguments.clone();
             commands.push(Command::Launch { function, shape, arguments });
         }
