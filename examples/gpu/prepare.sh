@@ -26,7 +26,7 @@ while [[ $# -gt 0 ]]; do
 done
 # Of the archive, so that there is room for what an earlier call carried back.
 most_bytes=$((28 << 20))
-sanitizer=nvidia-cuda-sanitizer-api==13.0.85
+sanitizer=nvidia-cuda-sanitizer-api==13.5.25
 
 if [[ -z ${FRIT:-} || -z ${FRIT_RUN:-} ]]; then
     cargo build --release --package frit --package frit-runtime
@@ -60,9 +60,10 @@ if [[ $device == cuda ]]; then
     wheel=$(mktemp -d)
     if python3 -m pip download --quiet --no-deps --dest "$wheel" "$sanitizer" 2> /dev/null; then
         python3 -m zipfile -e "$wheel"/*.whl "$wheel"
-        mv "$wheel"/nvidia/*/ "$kit/sanitizer"
-        rm -r "$kit/sanitizer/include" "$kit/sanitizer/lib/libsanitizer-collection.so"
-        chmod +x "$kit/sanitizer/bin/compute-sanitizer"
+        mkdir "$kit/sanitizer"
+        mv "$wheel"/nvidia/*/compute-sanitizer/{compute-sanitizer,TreeLauncher*,lib{sanitizer-collection,TreeLauncher*,Interceptor*}.so} \
+            "$kit/sanitizer"
+        chmod +x "$kit"/sanitizer/{compute-sanitizer,TreeLauncher*}
     else
         echo "prepare: $sanitizer cannot be had; the kit uses the machine's own compute-sanitizer, if there is one" >&2
     fi
@@ -178,7 +179,7 @@ for name in mlp-fp32 gpt2-bf16 resnet-bf16; do
 done
 
 rm -f "$kit/compile.log"
-tar -cJf "$kit.tar.xz" -C "$(dirname "$kit")" "$(basename "$kit")"
+XZ_OPT=-9e tar -cJf "$kit.tar.xz" -C "$(dirname "$kit")" "$(basename "$kit")"
 bytes=$(stat -c %s "$kit.tar.xz")
 echo "prepare: $kit.tar.xz holds $(ls "$kit/plans" | wc -l) plans for $device, $((bytes >> 10)) KiB"
 if ((bytes > most_bytes)); then

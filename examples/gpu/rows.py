@@ -374,8 +374,8 @@ class Rows:
         return " / ".join(line.strip() for line in said.splitlines() if re.match(r"#|Thread ", line))[:6000]
 
     def sanitized(self, entry, tool):
-        places = [KIT / "sanitizer", *pathlib.Path("/usr/local").glob("cuda*")]
-        own = [place / "bin/compute-sanitizer" for place in places]
+        folders = [KIT / "sanitizer", *pathlib.Path("/usr/local").glob("cuda*/bin")]
+        own = [folder / "compute-sanitizer" for folder in folders]
         program = next((p for p in own if p.exists()), None) or shutil.which("compute-sanitizer")
         if not self.cuda or program is None:
             return {"ok": None, "note": "not run: no plans for a GPU" if not self.cuda else "not run: there is no compute-sanitizer"}
