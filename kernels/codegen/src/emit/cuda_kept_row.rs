@@ -68,11 +68,7 @@ pub(crate) fn fill(e: &mut Emitter<'_>, roots: &[Id]) {
 
 /// The elements of a load at the current columns: read back if they are kept; otherwise read by `read`, and kept if they are
 /// to be.
-pub(crate) fn load(
-    e: &mut Emitter<'_>,
-    id: Id,
-    read: impl FnOnce(&mut Emitter<'_>) -> Val,
-) -> Val {
+pub(crate) fn load(e: &mut Emitter<'_>, id: Id, read: impl FnOnce(&mut Emitter<'_>) -> Val) -> Val {
     let (Some((col, _)), Some(row)) = (e.col, &e.kept_row) else { return read(e) };
     let Some(&place) = row.loads.get(&id) else { return read(e) };
     let (memref, elem) = (row.memref, load_store::in_memory(row.dtype, e.memory));
@@ -99,8 +95,10 @@ fn read_again(program: &Program) -> Option<(DType, Vec<Id>)> {
     let levels = levels(program);
     let of_columns = |s: &&Store| s.at.strides.last() != Some(&0);
     let stores: Vec<Store> = program.stores.iter().filter(of_columns).cloned().collect();
-    let loops: Vec<HashSet<Id>> =
-        loop_roots(program, &levels, &stores).iter().map(|roots| reachable(program, roots)).collect();
+    let loops: Vec<HashSet<Id>> = loop_roots(program, &levels, &stores)
+        .iter()
+        .map(|roots| reachable(program, roots))
+        .collect();
     let mut found: Option<(DType, Vec<Id>)> = None;
     for id in program.dag.ids() {
         let Expr::Load { operand, at } = program.dag.get(id) else { continue };

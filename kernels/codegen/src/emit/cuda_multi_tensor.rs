@@ -54,8 +54,13 @@ pub(crate) fn emit(
         .map(|(i, ty)| format!("%arg{i}: {}", super::load_store::memref(ty, Memory::CUDA)))
         .collect();
     let text = format!("func.func @{symbol}({}) {{\n{text}return\n}}\n", arguments.join(", "));
-    let launch =
-        Launch { symbol: symbol.into(), block: THREADS, grid: [tiles, 1], shared_bytes: 0, grid_stride: true };
+    let launch = Launch {
+        symbol: symbol.into(),
+        block: THREADS,
+        grid: [tiles, 1],
+        shared_bytes: 0,
+        grid_stride: true,
+    };
     Ok((CudaFunction { text, launches: vec![launch], scratch_bytes: 0 }, types))
 }
 

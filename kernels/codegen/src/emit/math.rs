@@ -179,7 +179,8 @@ fn exp_by_exp2(t: &mut Text, x: Val) -> Val {
     const STEPS: f32 = 255.0;
     let (scale, first) = (t.float(LOG2_E[0] / STEPS, 1), t.float(126.5 / STEPS, 1));
     let fraction = by_lane(t, x, |t, lane| {
-        let asm = "llvm.inline_asm asm_dialect = att \"fma.rn.sat.f32 $0, $1, $2, $3;\", \"=f,f,f,f\"";
+        let asm =
+            "llvm.inline_asm asm_dialect = att \"fma.rn.sat.f32 $0, $1, $2, $3;\", \"=f,f,f,f\"";
         let types = "(f32, f32, f32) -> f32";
         t.def(lane.ty(), format_args!("{asm} {lane}, {scale}, {first} : {types}"))
     });

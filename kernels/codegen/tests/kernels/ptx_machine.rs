@@ -398,8 +398,10 @@ fn float(op: &str, parts: &[String], x: &[f32], text: &str) -> f32 {
         "add" => x[0] + x[1],
         "sub" => x[0] - x[1],
         "mul" => x[0] * x[1],
-        // NaN is 0 when it is saturated.
-        "fma" if parts.iter().any(|p| p == "sat") => x[0].mul_add(x[1], x[2]).max(0.0).min(1.0),
+        "fma" if parts.iter().any(|p| p == "sat") => {
+            let sum = x[0].mul_add(x[1], x[2]);
+            if sum.is_nan() { 0.0 } else { sum.clamp(0.0, 1.0) }
+        }
         "fma" => x[0].mul_add(x[1], x[2]),
         "div" => x[0] / x[1],
         "rcp" => 1.0 / x[0],

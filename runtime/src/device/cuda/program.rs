@@ -16,9 +16,9 @@ use frit_cuda::driver::{
 };
 use frit_ir::DType;
 use frit_ir::plan::{
-    ALIGNMENT, Action, Argument, Candidate, CandidateName, CudaLaunch, Epilogue, GEMM_WORKSPACE, Gemm,
-    GeneratedLaunch, KernelId, Launch, Operation, OperationLaunch, Place, Plan, Pointer, RankSum,
-    SourceKernel, Stream, TaskId, Team, TiVec, layout,
+    ALIGNMENT, Action, Argument, Candidate, CandidateName, CudaLaunch, Epilogue, GEMM_WORKSPACE,
+    Gemm, GeneratedLaunch, KernelId, Launch, Operation, OperationLaunch, Place, Plan, Pointer,
+    RankSum, SourceKernel, Stream, TaskId, Team, TiVec, layout,
 };
 use std::collections::HashMap;
 
