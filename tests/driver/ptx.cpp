@@ -41,6 +41,8 @@ struct Function {
     std::vector<Instruction> code;
     u32 n_registers = SPECIALS;
     u32 shared_bytes = 0;
+    // Where the shared memory that the launch adds begins.
+    u32 dynamic_shared() const { return (shared_bytes + 15) / 16 * 16; }
 };
 
 template <class T> T get(Thread& t, const Operand& o) {
@@ -54,6 +56,8 @@ template <class T> void set(Thread& t, const Operand& o, T value) {
     t.registers[o.slot] = bits;
 }
 
+// NaN is saturated to 0.
+float saturate(float x) { return std::fmin(std::fmax(x, 0.0f), 1.0f); }
 float from_bf16(u16 x) { return float(load_bf16(&x)); }
 u16 to_bf16(float x) { u16 bits; store_bf16(&bits, x); return bits; }
 float from_f16(u16 x) { return float(load_f16(&x)); }
@@ -242,6 +246,7 @@ const std::unordered_map<std::string, Run>& instructions() {
         HALF("f16", from_f16, to_f16), HALF("bf16", from_bf16, to_bf16),
         {"bfe.u32", extract<u32>}, {"bfe.u64", extract<u64>},
         {"prmt.b32", three<u32, u32, permute>}, {"shfl.sync.bfly.b32", shuffle}, {"bar.sync", barrier}, {"prefetch.L2", prefetch},
+        {"fma.rn.sat.f32", three<float, float, F3(float, saturate(std::fma(a, b, c)))>},
         {"ex2.approx.ftz.f32", one<float, float, F1(float, flush(std::exp2(flush(a))))>},
         {"bra", jump}, {"bra.uni", jump}, {"ret", leave},
     };
@@ -301,7 +306,7 @@ void run_block(const Function& f, std::vector<Thread>& threads) {
 }
 
 void run(const Function& f, const Launch& l, void** parameters) {
-    std::vector<u8> shared(f.shared_bytes + 8);
+    std::vector<u8> shared(f.dynamic_shared() + l.shared + 8);
     std::vector<Thread> threads(l.block[0]);
     for (u32 z = 0; z < l.grid[2]; z++)
         for (u32 y = 0; y < l.grid[1]; y++)
@@ -325,6 +330,8 @@ struct Parser {
     std::string& log;
     std::unordered_map<std::string, u32> slots, labels;
     std::unordered_map<std::string, u64> symbols;
+    // Names of the shared memory that launches add.
+    const std::vector<std::string>& dynamic_shared;
     std::vector<std::string> targets;
 
     u32 slot(const std::string& name) {
@@ -411,6 +418,7 @@ struct Parser {
     }
     bool body(std::istream& text) {
         for (u32 i = 0; i < SPECIALS; i++) slots[SPECIAL[i]] = i;
+        for (const std::string& name : dynamic_shared) symbols[name] = 0;
         std::string line;
         int depth = 0;
         while (std::getline(text, line)) {
@@ -436,6 +444,8 @@ struct Parser {
                 f.shared_bytes = u32((f.shared_bytes + align - 1) / align * align);
                 symbols[line.substr(name, bracket - name)] = f.shared_bytes;
                 f.shared_bytes += u32(atoi(line.c_str() + bracket + 1));
+                // A function declares all before it uses any.
+                for (const std::string& name : dynamic_shared) symbols[name] = f.dynamic_shared();
             } else if (line.rfind(".maxntid", 0) == 0 || line.rfind(".reqntid", 0) == 0) {
                 kernel.most_threads = u32(atoi(line.c_str() + 8));
             } else if (line.back() == ':') {
@@ -467,14 +477,19 @@ Code load_ptx(const char* text, Module& module, std::string& log) {
     std::istringstream lines(text);
     std::string line;
     bool is_ptx = false;
+    std::vector<std::string> dynamic_shared;
     while (std::getline(lines, line)) {
         is_ptx |= line.rfind(".version", 0) == 0;
+        if (line.rfind(".extern .shared", 0) == 0) {
+            size_t bracket = line.find("[]"), name = line.find_last_of(" \t", bracket) + 1;
+            dynamic_shared.push_back(line.substr(name, bracket - name));
+        }
         size_t entry = line.find(".entry ");
         if (entry == std::string::npos) continue;
         auto kernel = std::make_unique<Kernel>();
         kernel->name = line.substr(entry + 7, line.find('(') - entry - 7);
         auto function = std::make_shared<Function>();
-        Parser parser{*function, *kernel, log, {}, {}, {}, {}};
+        Parser parser{*function, *kernel, log, {}, {}, {}, dynamic_shared, {}};
         if (!parser.body(lines)) return INVALID_PTX;
         kernel->static_shared = function->shared_bytes;
         kernel->run = [function](const Launch& l, void** parameters) { run(*function, l, parameters); };
