@@ -33,13 +33,13 @@ struct Place {
 }
 
 impl KeptRow {
-    /// Declares shared memory for what several loops over the columns read, if it fits. Its bytes are dynamic: more than 48 KiB
-    /// cannot be static.
+    /// Declares shared memory for what several loops over the columns read, as far as it fits. Its bytes are dynamic:
+    /// more than 48 KiB cannot be static.
     pub(crate) fn declare(e: &mut Emitter<'_>, symbol: &str, globals: &mut String) {
         let program = e.program;
-        let Some((dtype, loads)) = read_again(program) else { return };
-        let bytes = loads.len() * program.cols() * dtype.size();
-        if bytes > MAX_BYTES {
+        let Some((dtype, mut loads)) = read_again(program) else { return };
+        loads.truncate(MAX_BYTES / (program.cols() * dtype.size()));
+        if loads.is_empty() {
             return;
         }
         let elem = load_store::in_memory(dtype, e.memory);
@@ -49,8 +49,8 @@ impl KeptRow {
         let get = format!("memref.get_global @{symbol}_row : {ty}");
         let memref = e.t.def(Type(elem, 1), format_args!("{get}"));
         let place = |i: usize| Place { first: i * program.cols(), filled: false };
+        e.shared_bytes = loads.len() * program.cols() * dtype.size();
         let loads = loads.into_iter().enumerate().map(|(i, id)| (id, place(i))).collect();
-        e.shared_bytes = bytes;
         e.kept_row = Some(KeptRow { memref, dtype, loads });
     }
 }
