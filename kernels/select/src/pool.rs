@@ -9,24 +9,114 @@ use crate::source::c_type;
 use crate::window::window;
 use cudnn::Pool;
 use frit_ir::ops::Window;
-use frit_ir::plan::{Argument, PoolFunction};
+use frit_ir::plan::{Argument, Pointer, PoolFunction};
 use frit_ir::{DType, Node, Op, TensorType};
 use frit_kernels::routine::Routine;
 use frit_kernels::routine::pooling::Pooling;
 
+/// What the kernels count in `i32` is less than this by more than the threads of a grid.
+const MOST_I32: usize = (1 << 31) - (1 << 21);
+
+/// The numbers of a `Window` of the kernels: image sizes, output positions, taps, strides, dilations and padding.
+fn numbers(window: &Window, input: &[usize], taps: &[usize]) -> Option<Vec<i64>> {
+    let output = window.positions(input, taps).ok()?;
+    let all = [input, &output, taps, &window.strides, &window.dilations, &window.low];
+    Some(all.iter().flat_map(|list| list.iter().map(|n| *n as i64)).collect())
+}
+
 impl SourceKernel {
-    /// The structure `Window` of the kernels: image sizes, output positions, taps, strides, dilations and padding.
+    /// The structure `Window` of the kernels.
     pub(super) fn window(
         mut self,
         window: &Window,
         input: &[usize],
         taps: &[usize],
     ) -> Option<Self> {
-        let output = window.positions(input, taps).ok()?;
-        let all = [input, &output, taps, &window.strides, &window.dilations, &window.low];
-        let words = all.iter().flat_map(|list| list.iter().map(|n| *n as i64)).collect();
-        self.arguments.push(Argument::Words(words));
+        self.arguments.push(Argument::Words(numbers(window, input, taps)?));
         Some(self)
+    }
+}
+
+/// Pooling of images by `pool.cu`.
+struct Kernels<'a> {
+    pool: &'a Pool<'a>,
+    images: usize,
+    positions: Vec<usize>,
+}
+
+impl Kernels<'_> {
+    fn size(&self) -> &[usize] {
+        &self.pool.image.shape.dims()[2..]
+    }
+
+    /// Windows of all images.
+    fn outputs(&self) -> usize {
+        self.images * self.positions.iter().product::<usize>()
+    }
+
+    /// The type that counts the elements of all images with what windows have of their padding.
+    fn index(&self) -> &'static str {
+        let Pool { window, taps, .. } = self.pool;
+        let padded = |axis: usize| {
+            let windows = (self.positions[axis] - 1).checked_mul(window.strides[axis])?;
+            let taps = (taps[axis] - 1).checked_mul(window.dilations[axis])?;
+            windows.checked_add(taps)?.max(self.size()[axis] + window.low[axis]).checked_add(1)
+        };
+        let all = (0..taps.len()).try_fold(self.images, |n, axis| n.checked_mul(padded(axis)?));
+        let steps = window.strides.iter().chain(&window.dilations);
+        let fits = steps.copied().chain([all.unwrap_or(MOST_I32)]).all(|n| n < MOST_I32);
+        if fits { "i32" } else { "i64" }
+    }
+
+    /// The type that counts taps.
+    fn place(&self) -> Option<DType> {
+        let taps: usize = self.pool.taps.iter().product();
+        match taps {
+            0..=0x100 => Some(DType::U8),
+            _ => i32::try_from(taps).ok().map(|_| DType::I32),
+        }
+    }
+
+    /// Neighbors of a row that a thread of a gradient computes: by one access, and each under the same taps in all rows.
+    fn width(&self) -> usize {
+        let Pool { window, image, .. } = self.pool;
+        let (Some(row), Some(stride)) = (self.size().last(), window.strides.last()) else {
+            return 1;
+        };
+        let most = 16 / image.dtype.size();
+        let fits = |w: &usize| row.is_multiple_of(*w) && w.is_multiple_of(*stride);
+        (0..).map(|i| most >> i).take_while(|w| *w > 0).find(fits).unwrap_or(1)
+    }
+
+    fn kernel(&self, entry: &'static str) -> Option<SourceKernel> {
+        let Pool { window, taps, image } = self.pool;
+        let numbers = numbers(window, self.size(), taps)?;
+        let numbers: Vec<String> = numbers.iter().map(i64::to_string).collect();
+        let kernel = SourceKernel::new("pool", entry)
+            .define("T", c_type(image.dtype)?)
+            .define("RANK", self.size().len())
+            .define("WINDOW", numbers.join(","))
+            .define("INDEX", self.index())
+            .define("PLACE", c_type(self.place()?)?)
+            .define("WIDTH", self.width());
+        Some(kernel)
+    }
+
+    /// A kernel with a thread per window.
+    fn forward(&self, entry: &'static str, to: Pointer, x: Pointer) -> Option<SourceKernel> {
+        Some(self.kernel(entry)?.threads(self.outputs()).pointer(to).pointer(x).i64(self.images))
+    }
+
+    /// A gradient that reads these.
+    fn gradient(
+        &self,
+        entry: &'static str,
+        to: Pointer,
+        reads: &[Pointer],
+    ) -> Option<SourceKernel> {
+        let threads = self.pool.image.shape.numel() / self.width();
+        let kernel = self.kernel(entry)?.threads(threads).pointer(to);
+        Some(kernel.pointers(reads.iter().copied()).i64(self.images))
     }
 }
 
@@ -40,41 +130,26 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
         _ => return None,
     };
     let dims = image.shape.dims();
-    let (images, size) = (dims[0] * dims[1], &dims[2..]);
-    let positions: usize = window.positions(size, taps).ok()?.iter().product();
+    let images = dims[0] * dims[1];
     let to = a.write(node.outputs[0]);
     let operands: Vec<_> = node.inputs.iter().map(|v| a.read(*v)).collect::<Option<_>>()?;
     if images == 0 {
         return Some(());
     }
     let begin = a.launches();
-    let element = c_type(image.dtype)?;
-    let kernel =
-        |entry| SourceKernel::new("pool", entry).define("T", element).define("RANK", size.len());
-    let outputs = |kernel: SourceKernel| kernel.threads(images * positions);
-    let inputs = |kernel: SourceKernel| kernel.threads(image.shape.numel());
-    let forward = |entry| -> Option<SourceKernel> {
-        let kernel = outputs(kernel(entry)).pointer(to).pointer(operands[0]);
-        Some(kernel.window(window, size, taps)?.i64(images))
-    };
-    match &node.op {
-        Op::MaxPool(_) => a.run(forward("max_pool")?),
-        Op::SumPool(_) => a.run(forward("sum_pool")?),
-        Op::MaxPoolGrad(_) => {
-            u32::try_from(size.iter().product::<usize>() + 1).ok()?;
-            let places = a.scratch(images * positions * DType::I32.size());
-            let find = outputs(kernel("max_pool_places")).pointer(places).pointer(operands[1]);
-            a.run(find.window(window, size, taps)?.i64(images));
-            let sum = inputs(kernel("pool_grad")).pointer(to).pointer(operands[0]).pointer(places);
-            a.run(sum.window(window, size, taps)?.i64(images).i64(0));
-        }
-        _ => {
-            let sum = inputs(kernel("pool_grad")).pointer(to).pointer(operands[0]);
-            let sum = sum.pointer(operands[0]).window(window, size, taps)?;
-            a.run(sum.i64(images).i64(1));
-        }
-    }
     let pool = Pool { window, taps, image };
+    let positions = window.positions(&dims[2..], taps).ok()?;
+    let kernels = Kernels { pool: &pool, images, positions };
+    match &node.op {
+        Op::MaxPool(_) => a.run(kernels.forward("max_pool", to, operands[0])?),
+        Op::SumPool(_) => a.run(kernels.forward("sum_pool", to, operands[0])?),
+        Op::MaxPoolGrad(_) => {
+            let places = a.scratch(kernels.outputs() * kernels.place()?.size());
+            a.run(kernels.forward("max_pool_places", places, operands[1])?);
+            a.run(kernels.gradient("max_pool_grad", to, &[operands[0], places])?);
+        }
+        _ => a.run(kernels.gradient("sum_pool_grad", to, &operands)?),
+    }
     match &node.op {
         Op::MaxPool(_) => pool.candidate(a, PoolFunction::Max, [operands[0], to], begin),
         Op::SumPool(_) => pool.candidate(a, PoolFunction::Sum, [operands[0], to], begin),

@@ -166,6 +166,11 @@ fn bodies() -> Vec<(Op, Vec<TensorType>)> {
             Op::MaxPoolGrad(MaxPoolGrad { window: window.clone(), taps: vec![2, 2] }),
             vec![ty(b, &[2, 3, 7, 7]), image.clone()],
         ),
+        (
+            // Taps and windows that are not unrolled.
+            Op::MaxPoolGrad(MaxPoolGrad { window: Window::plain(2), taps: vec![20, 20] }),
+            vec![ty(b, &[2, 3, 5, 13]), ty(b, &[2, 3, 24, 32])],
+        ),
     ];
     all.extend(convolution(f, 4));
     all.extend(convolution(b, 64));

@@ -4,6 +4,8 @@ use crate::check::{check, random};
 use frit_ir::ops::{BatchNorm, BatchNormGrad, Conv, ConvGradInput, ConvGradWeight};
 use frit_ir::ops::{MaxPool, MaxPoolGrad, SumPool, SumPoolGrad, Window};
 use frit_ir::{DType, Op, Tensor};
+use frit_kernels::dtype::Elem;
+use frit_kernels::routine::pooling::Pooling;
 
 fn uneven() -> Window {
     Window { strides: vec![2, 1], dilations: vec![1, 2], low: vec![1, 0], high: vec![0, 3] }
@@ -82,13 +84,20 @@ fn convolutions_of_many_groups() {
     conv(DType::BF16, None, &Window::plain(1), 17, &[1, 34, 9], &[17, 2, 3]);
 }
 
-/// Pooling of `x[n, c, size]` and the gradients; maxima occur more than once in a window, and one is NaN.
-fn pool(dtype: DType, window: &Window, x: &[usize], taps: &[usize]) {
+/// Images whose maxima occur more than once in a window, with a NaN and with neighbors that are all -inf.
+fn images(dtype: DType, x: &[usize]) -> Tensor {
     let image = random(dtype, x, 1);
     let mut values = image.to_f64s();
     values.iter_mut().for_each(|v| *v = (*v * 8.0).round() / 8.0);
     values[3] = f64::NAN;
-    let image = Tensor::floats(dtype, image.shape().clone(), values);
+    let rows: usize = x[3..].iter().product();
+    values.iter_mut().skip(5).take(4 * rows).for_each(|v| *v = f64::NEG_INFINITY);
+    Tensor::floats(dtype, x, values)
+}
+
+/// Pooling of `x[n, c, size]` and the gradients.
+fn pool(dtype: DType, window: &Window, x: &[usize], taps: &[usize]) {
+    let image = images(dtype, x);
     let size = x[2..].to_vec();
     let positions = window.positions(&size, taps).unwrap();
     let dy = random(dtype, &[&x[..2], &positions[..]].concat(), 2);
@@ -99,15 +108,19 @@ fn pool(dtype: DType, window: &Window, x: &[usize], taps: &[usize]) {
     check(Op::SumPoolGrad(SumPoolGrad { window: w(), taps: t(), size }), &[dy], 2e-3);
 }
 
-#[test]
-fn pools_and_their_gradients() {
-    let dilated = Window { high: vec![0, 1], ..uneven() };
-    let window = |strides: &[usize], low: &[usize], high: &[usize]| Window {
+fn padded(strides: &[usize], low: &[usize], high: &[usize]) -> Window {
+    Window {
         strides: strides.into(),
         low: low.into(),
         high: high.into(),
         ..Window::plain(strides.len())
-    };
+    }
+}
+
+#[test]
+fn pools_and_their_gradients() {
+    let dilated = Window { high: vec![0, 1], ..uneven() };
+    let window = padded;
     for dtype in [DType::F32, DType::F16] {
         pool(dtype, &dilated, &[2, 3, 6, 7], &[3, 2]);
         pool(dtype, &window(&[2, 1], &[1, 0], &[0, 1]), &[2, 3, 6, 7], &[3, 2]);
@@ -116,6 +129,69 @@ fn pools_and_their_gradients() {
         pool(dtype, &window(&[1, 2, 2], &[0, 1, 1], &[0, 1, 1]), &[1, 2, 4, 5, 3], &[2, 3, 2]);
     }
     pool(DType::F64, &window(&[2, 2], &[1, 1], &[1, 1]), &[1, 2, 5, 4], &[2, 3]);
+}
+
+#[test]
+fn gradients_of_neighbors_in_one_thread() {
+    for dtype in [DType::F32, DType::F16] {
+        pool(dtype, &padded(&[2, 2], &[1, 1], &[1, 1]), &[2, 2, 10, 16], &[3, 3]);
+        pool(dtype, &padded(&[1, 1], &[1, 1], &[1, 1]), &[1, 2, 6, 24], &[3, 3]);
+        pool(dtype, &padded(&[3, 4], &[0, 2], &[2, 1]), &[1, 2, 9, 16], &[3, 5]);
+        // Gaps between windows, and between taps.
+        pool(dtype, &padded(&[2, 4], &[0, 0], &[0, 0]), &[1, 2, 4, 16], &[1, 2]);
+        for stride in [1, 2, 4] {
+            let window = Window { dilations: vec![2, 3], ..padded(&[3, stride], &[1, 3], &[2, 1]) };
+            pool(dtype, &window, &[2, 2, 11, 16], &[3, 3]);
+        }
+        // One window, and more taps than are unrolled or than bytes count.
+        pool(dtype, &Window::plain(2), &[2, 2, 7, 8], &[7, 8]);
+        pool(dtype, &Window::plain(2), &[1, 2, 20, 24], &[18, 19]);
+        pool(dtype, &Window::plain(1), &[1, 2, 96], &[70]);
+    }
+}
+
+#[test]
+fn windows_whose_steps_exceed_32_bits() {
+    let strides = vec![1 << 33];
+    pool(DType::F32, &Window { strides, ..Window::plain(1) }, &[2, 2, 11], &[4]);
+}
+
+#[test]
+fn gradients_of_maxima_are_added_as_on_the_cpu() {
+    for (width, stride) in [(16, 2), (16, 1), (15, 2), (9, 3)] {
+        let window = padded(&[2, stride], &[1, 1], &[1, 1]);
+        let (size, taps) = ([9, width], [5, 5]);
+        let x = images(DType::F32, &[2, 3, size[0], size[1]]);
+        let positions = window.positions(&size, &taps).unwrap();
+        let dy = random(DType::F32, &[2, 3, positions[0], positions[1]], 2);
+        let pooling = Pooling {
+            elem: Elem::F32,
+            images: 6,
+            window: frit_kernels::window::Window {
+                input: [1, size[0], size[1]],
+                output: [1, positions[0], positions[1]],
+                taps: [1, 5, 5],
+                strides: [1, 2, stride],
+                dilations: [1; 3],
+                low: [0, 1, 1],
+            },
+        };
+        let floats = |t: &Tensor| t.to_f64s().into_iter().map(|v| v as f32).collect::<Vec<_>>();
+        let (of_y, of_x, mut expected) = (floats(&dy), floats(&x), floats(&x));
+        // SAFETY: the vectors have these shapes.
+        unsafe {
+            let (dy, x) = (of_y.as_ptr().cast(), of_x.as_ptr().cast());
+            pooling.max_grad(
+                &frit_kernels::pool::Pool::new(1),
+                dy,
+                x,
+                expected.as_mut_ptr().cast(),
+            );
+        }
+        let op = MaxPoolGrad { window, taps: taps.to_vec() };
+        let found = crate::check::result(&Op::MaxPoolGrad(op), &[dy, x]);
+        assert_eq!(floats(&found), expected, "{width} elements, stride {stride}");
+    }
 }
 
 /// Forward and gradient for `x[n, c, …]`.
