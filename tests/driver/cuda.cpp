@@ -328,14 +328,14 @@ API cuFuncSetAttribute(Kernel* kernel, int attribute, int value) {
     // What a block may have at most: 163 KiB or 227 KiB.
     u32 most = (capability() == 80 ? 163 : 227) << 10;
     if (u32(value) + kernel->static_shared > most) return INVALID_VALUE;
-    kernel->dynamic_shared = u32(value);
+    kernel->allowed_shared = u32(value);
     return SUCCESS;
 }
 API cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel* kernel, int threads, size_t shared) {
     ENTER(CONTEXT);
     EXPECT(call.knows(functions, kernel), INVALID_HANDLE, "of no handle");
     EXPECT(threads > 0 && u32(threads) <= kernel->most_threads, INVALID_VALUE, "of such a block");
-    EXPECT(shared + kernel->static_shared <= std::max(kernel->dynamic_shared, 48u << 10), INVALID_VALUE, "of so much shared memory");
+    EXPECT(shared <= kernel->most_dynamic_shared(), INVALID_VALUE, "of so much shared memory");
     // As many as threads alone allow.
     *blocks = 2048 / threads;
     return SUCCESS;
@@ -346,7 +346,7 @@ API cuLaunchKernel(Kernel* kernel, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 b
     EXPECT(call.knows(streams, stream) && call.knows(functions, kernel), INVALID_HANDLE, "of no handle");
     EXPECT(gx > 0 && gy > 0 && gz > 0 && gx < 1u << 31 && gy < 1 << 16 && gz < 1 << 16, INVALID_VALUE, "of such a grid");
     EXPECT(bx > 0 && by > 0 && bz > 0 && bz <= 64 && u64(bx) * by * bz <= kernel->most_threads, INVALID_VALUE, "of such a block");
-    EXPECT(shared + kernel->static_shared <= std::max(kernel->dynamic_shared, 48u << 10), INVALID_VALUE, "of so much shared memory");
+    EXPECT(shared <= kernel->most_dynamic_shared(), INVALID_VALUE, "of so much shared memory");
     EXPECT(kernel->registers * bx * by * bz <= 64 << 10, OUT_OF_RESOURCES, "of so many registers");
     EXPECT(!extra, INVALID_VALUE, "with parameters in two ways");
     std::vector<std::vector<u8>> copies;

@@ -2,6 +2,7 @@
 #pragma once
 #include "device.h"
 #include <map>
+#include <optional>
 
 namespace device {
 
@@ -12,10 +13,12 @@ struct Kernel {
     // Sizes of the parameters, in bytes.
     std::vector<u32> parameters;
     u32 static_shared = 0;
-    u32 dynamic_shared = 48 << 10;
+    // What an attribute allows; without it static and dynamic memory are 48 KiB at most.
+    std::optional<u32> allowed_shared;
     u32 most_threads = 1024;
     // Of each thread; 0 if unknown.
     u32 registers = 0;
+    u32 most_dynamic_shared() const { return allowed_shared.value_or((48u << 10) - static_shared); }
     // Runs it on copies of the parameters.
     std::function<void(const Launch&, void** parameters)> run;
 };
