@@ -105,11 +105,9 @@ impl Backend {
                 true => frit_select::cpu(body).is_some(),
                 false => frit_codegen::supported(body, kind).is_ok(),
             },
-            Backend::Cuda { .. } => |body, kind| match kind {
-                // Only the CPU has a kernel for these.
-                FusionKind::BatchNorm => false,
-                _ if kind.is_library() => has_launches(body),
-                _ => generates_on_cuda(body, kind),
+            Backend::Cuda { .. } => |body, kind| match kind.is_library() {
+                true => has_launches(body),
+                false => generates_on_cuda(body, kind),
             },
         }
     }

@@ -6,7 +6,9 @@
 //   y = (x - mean) / √(var + eps) · scale + bias
 //   dbias = Σ dy,  dscale = Σ dy · n,  dx = scale / √(var + eps) · (dy - dbias / count - n · dscale / count)
 //
-// with n = (x - mean) / √(var + eps) and count = N · size.
+// with n = (x - mean) / √(var + eps) and count = N · size. Another tensor may be added to y, and a ReLU follow; what
+// passes such a ReLU backward is written by the partial sums, and is dy then. Every operation rounds to T, as if it were
+// a kernel of its own.
 //
 // To be defined: T, the elements; S, those of scale, bias and statistics; WIDTH, the elements per access, a divisor of
 // size.
@@ -56,13 +58,15 @@ struct Channel {
         }
         return {block_sum<BLOCK>(a), block_sum<BLOCK>(b)};
     }
-    // dy, and dy · n.
-    __device__ __forceinline__ Sums gradients(const T* dy, const T* x, f64 mean, f64 rstd) const {
+    // dy, and dy · n. `change(dy, at)` changes a vector of dy first.
+    template <class Change>
+    __device__ __forceinline__ Sums gradients(const T* dy, const T* x, f64 mean, f64 rstd, Change change) const {
         f64 a = 0, b = 0;
         bool whole = aligned(x, sizeof(Many)) && aligned(dy, sizeof(Many));
         for (u32 i = begin + threadIdx.x; i < end; i += BLOCK) {
             i64 at = place(i);
             Many of_y = read(dy, at, whole), of_x = read(x, at, whole);
+            change(of_y, at);
             for (int j = 0; j < WIDTH; j++) {
                 f64 d = f64(widen(of_y.at[j]));
                 a += d;
@@ -71,7 +75,12 @@ struct Channel {
         }
         return {block_sum<BLOCK>(a), block_sum<BLOCK>(b)};
     }
+    __device__ __forceinline__ Sums gradients(const T* dy, const T* x, f64 mean, f64 rstd) const {
+        return gradients(dy, x, mean, rstd, [](Many&, i64) {});
+    }
 };
+
+__device__ __forceinline__ T plus(T a, T b) { return to(widen(a) + widen(b), T()); }
 
 __device__ __forceinline__ Sums added(const Sums* parts, i64 c) {
     Sums all = {0, 0};
@@ -91,11 +100,11 @@ batch_norm_parts(Sums* parts, const T* x, i64 batch, i64 channels, i64 size, f64
     }
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK)
-batch_norm(T* y, S* mean_out, S* var_out, const T* x, const S* scale, const S* bias, const Sums* parts, i64 batch,
-           i64 channels, i64 size, f64 eps) {
+template <bool HAS_RELU, bool HAS_SUM>
+__device__ __forceinline__ void normalize(T* y, S* mean_out, S* var_out, const T* x, const S* scale, const S* bias,
+                                          const T* other, const Sums* parts, i64 batch, i64 channels, i64 size, f64 eps) {
     f64 n = f64(batch * size);
-    bool whole = aligned(x, sizeof(Many)) && aligned(y, sizeof(Many));
+    bool whole = aligned(x, sizeof(Many)) && aligned(y, sizeof(Many)) && aligned(other, sizeof(Many));
     for (i64 c = blockIdx.x; c < channels; c += gridDim.x) {
         Channel channel(batch, channels, size, c, blockIdx.y, gridDim.y);
         Sums sums = gridDim.y == 1 ? channel.moments(x) : added(parts, c);
@@ -105,8 +114,15 @@ batch_norm(T* y, S* mean_out, S* var_out, const T* x, const S* scale, const S* b
         Value shift = Value(widen(bias[c]));
         for (u32 i = channel.begin + threadIdx.x; i < channel.end; i += BLOCK) {
             i64 at = channel.place(i);
-            Many in = channel.read(x, at, whole), out;
-            for (int j = 0; j < WIDTH; j++) out.at[j] = to((widen(in.at[j]) - middle) * factor + shift, T());
+            Many in = channel.read(x, at, whole), out, term;
+            if (HAS_SUM) term = channel.read(other, at, whole);
+            for (int j = 0; j < WIDTH; j++) {
+                T z = to((widen(in.at[j]) - middle) * factor + shift, T());
+                if (HAS_SUM) z = plus(z, term.at[j]);
+                // A NaN stays one.
+                if (HAS_RELU && widen(z) <= 0) z = to(Value(0), T());
+                out.at[j] = z;
+            }
             move<T>(reinterpret_cast<Many*>(y) + at, &out, whole);
         }
         if (threadIdx.x == 0 && blockIdx.y == 0) {
@@ -114,6 +130,24 @@ batch_norm(T* y, S* mean_out, S* var_out, const T* x, const S* scale, const S* b
             var_out[c] = to(var, S());
         }
     }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK)
+batch_norm(T* y, S* mean_out, S* var_out, const T* x, const S* scale, const S* bias, const Sums* parts, i64 batch,
+           i64 channels, i64 size, f64 eps) {
+    normalize<false, false>(y, mean_out, var_out, x, scale, bias, nullptr, parts, batch, channels, size, eps);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK)
+batch_norm_relu(T* y, S* mean_out, S* var_out, const T* x, const S* scale, const S* bias, const Sums* parts, i64 batch,
+                i64 channels, i64 size, f64 eps) {
+    normalize<true, false>(y, mean_out, var_out, x, scale, bias, nullptr, parts, batch, channels, size, eps);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK)
+batch_norm_sum_relu(T* y, S* mean_out, S* var_out, const T* x, const S* scale, const S* bias, const T* other,
+                    const Sums* parts, i64 batch, i64 channels, i64 size, f64 eps) {
+    normalize<true, true>(y, mean_out, var_out, x, scale, bias, other, parts, batch, channels, size, eps);
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK)
@@ -126,15 +160,18 @@ batch_norm_grad_parts(Sums* parts, const T* dy, const T* x, const S* mean, const
     }
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK)
-batch_norm_grad(T* dx, S* dscale, S* dbias, const T* dy, const T* x, const S* scale, const S* mean, const S* var,
-                const Sums* parts, i64 batch, i64 channels, i64 size, f64 eps) {
+// `dy` may be `dx`. The sums are those of `parts` with HAS_PARTS, also of a single block per channel.
+template <bool HAS_PARTS>
+__device__ __forceinline__ void differentiate(T* dx, S* dscale, S* dbias, const T* dy, const T* x, const S* scale,
+                                              const S* mean, const S* var, const Sums* parts, i64 batch, i64 channels,
+                                              i64 size, f64 eps) {
     f64 n = f64(batch * size);
     bool whole = aligned(x, sizeof(Many)) && aligned(dy, sizeof(Many)) && aligned(dx, sizeof(Many));
     for (i64 c = blockIdx.x; c < channels; c += gridDim.x) {
         Channel channel(batch, channels, size, c, blockIdx.y, gridDim.y);
         f64 middle = f64(widen(mean[c])), rstd = 1 / sqrt(f64(widen(var[c])) + eps);
-        Sums sums = gridDim.y == 1 ? channel.gradients(dy, x, middle, rstd) : added(parts, c);
+        bool has_parts = HAS_PARTS || gridDim.y > 1;
+        Sums sums = has_parts ? added(parts, c) : channel.gradients(dy, x, middle, rstd);
         Value factor = Value(f64(widen(scale[c])) * rstd), shift = Value(sums.a / n);
         Value slope = Value(sums.b / n * rstd), m = Value(middle);
         for (u32 i = channel.begin + threadIdx.x; i < channel.end; i += BLOCK) {
@@ -151,6 +188,52 @@ batch_norm_grad(T* dx, S* dscale, S* dbias, const T* dy, const T* x, const S* sc
             dbias[c] = to(sums.a, S());
         }
     }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK)
+batch_norm_grad(T* dx, S* dscale, S* dbias, const T* dy, const T* x, const S* scale, const S* mean, const S* var,
+                const Sums* parts, i64 batch, i64 channels, i64 size, f64 eps) {
+    differentiate<false>(dx, dscale, dbias, dy, x, scale, mean, var, parts, batch, channels, size, eps);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK)
+batch_norm_relu_grad(T* dx, S* dscale, S* dbias, const T* passed, const T* x, const S* scale, const S* mean,
+                     const S* var, const Sums* parts, i64 batch, i64 channels, i64 size, f64 eps) {
+    differentiate<true>(dx, dscale, dbias, passed, x, scale, mean, var, parts, batch, channels, size, eps);
+}
+
+// The partial sums of a gradient that passes a ReLU of result y where that is positive, which is written to `passed`;
+// another gradient may be added to it before.
+template <bool HAS_SUM>
+__device__ __forceinline__ void gate(Sums* parts, T* passed, const T* dy, const T* x, const S* mean, const S* var,
+                                     const T* y, const T* other, i64 batch, i64 channels, i64 size, f64 eps) {
+    bool whole = aligned(y, sizeof(Many)) && aligned(passed, sizeof(Many)) && aligned(other, sizeof(Many));
+    for (i64 c = blockIdx.x; c < channels; c += gridDim.x) {
+        Channel channel(batch, channels, size, c, blockIdx.y, gridDim.y);
+        auto pass = [&](Many& of_y, i64 at) {
+            Many by = channel.read(y, at, whole), term;
+            if (HAS_SUM) term = channel.read(other, at, whole);
+            for (int j = 0; j < WIDTH; j++) {
+                T sum = HAS_SUM ? plus(of_y.at[j], term.at[j]) : of_y.at[j];
+                of_y.at[j] = widen(by.at[j]) > 0 ? sum : to(Value(0), T());
+            }
+            move<T>(reinterpret_cast<Many*>(passed) + at, &of_y, whole);
+        };
+        Sums sums = channel.gradients(dy, x, f64(widen(mean[c])), 1 / sqrt(f64(widen(var[c])) + eps), pass);
+        if (threadIdx.x == 0) parts[c * gridDim.y + blockIdx.y] = sums;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK)
+batch_norm_relu_grad_parts(Sums* parts, T* passed, const T* dy, const T* x, const S* mean, const S* var, const T* y,
+                           i64 batch, i64 channels, i64 size, f64 eps) {
+    gate<false>(parts, passed, dy, x, mean, var, y, nullptr, batch, channels, size, eps);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK)
+batch_norm_sum_relu_grad_parts(Sums* parts, T* passed, const T* dy, const T* x, const S* mean, const S* var, const T* y,
+                               const T* other, i64 batch, i64 channels, i64 size, f64 eps) {
+    gate<true>(parts, passed, dy, x, mean, var, y, other, batch, channels, size, eps);
 }
 
 // rstd = 1 / √(var + eps), which cuDNN stores, and back.

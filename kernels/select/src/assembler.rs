@@ -61,6 +61,10 @@ impl<'a> Assembler<'a> {
         if matmul::epilogue::cuda(&mut fused, body).is_some() {
             return Some(fused.selected);
         }
+        let mut fused = Assembler::new(body, self.deterministic);
+        if batch_norm::cuda_with_relu(&mut fused, body).is_some() {
+            return Some(fused.selected);
+        }
         let mut nodes: Vec<&Node> =
             body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf()).collect();
         while let Some(&node) = nodes.first() {

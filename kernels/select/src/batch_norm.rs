@@ -31,18 +31,7 @@ pub(super) struct Norm<'a> {
 }
 
 pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
-    let (eps, x, vectors) = match &node.op {
-        Op::BatchNorm(op) => (op.eps, 0, &node.inputs[1..]),
-        Op::BatchNormGrad(op) => (op.eps, 1, &node.inputs[2..]),
-        _ => return None,
-    };
-    let norm = Norm { x: a.ty(node.inputs[x]), statistics: a.ty(vectors[0]).dtype, eps };
-    // Scale, bias, statistics and their gradients share one type.
-    let all = vectors.iter().chain(&node.outputs[1..]);
-    if all.into_iter().any(|v| a.ty(*v).dtype != norm.statistics) {
-        return None;
-    }
-    u32::try_from(norm.count()).ok()?;
+    let norm = Norm::of(a, node)?;
     let writes: Vec<_> = node.outputs.iter().map(|v| a.write(*v)).collect();
     let reads: Vec<_> = node.inputs.iter().map(|v| a.read(*v)).collect::<Option<_>>()?;
     let begin = a.launches();
@@ -61,7 +50,58 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     }
 }
 
-impl Norm<'_> {
+/// The launches of a body that is a batch normalization with a ReLU and a sum. There is no candidate of cuDNN, which would
+/// have what is between them in memory.
+pub(super) fn cuda_with_relu(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
+    let nodes: Vec<&Node> = body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf()).collect();
+    let WithRelu { norm: node, reads, writes } = with_relu(body, &nodes)?;
+    let norm = Norm::of(a, node)?;
+    if norm.count() * norm.channels() == 0 {
+        return None;
+    }
+    let writes: Vec<_> = writes.into_iter().map(|v| a.write(v)).collect();
+    let reads: Vec<_> = reads.into_iter().map(|v| a.read(v)).collect::<Option<_>>()?;
+    match (&node.op, &reads[..]) {
+        (Op::BatchNorm(_), [x, of_x @ ..]) => {
+            let entry = if of_x.len() > 2 { "batch_norm_sum_relu" } else { "batch_norm_relu" };
+            norm.launches(a, ["batch_norm_parts", entry], &[*x], &reads, &writes)
+        }
+        (_, [dy, x, scale, mean, var, gate @ ..]) => {
+            let entry = match gate.len() {
+                1 => "batch_norm_relu_grad_parts",
+                _ => "batch_norm_sum_relu_grad_parts",
+            };
+            // What passes the ReLU is in memory between the two, and in that of the result if it is none itself.
+            let [dx, dscale, dbias, ref passed @ ..] = writes[..] else { return None };
+            let passed = passed.first().copied().unwrap_or(dx);
+            let parts = norm.parts();
+            let sums = norm.partial_sums(a, parts);
+            let first = norm.kernel(entry)?.pointers([sums, passed, *dy, *x, *mean, *var]);
+            a.run(norm.finish(first.pointers(gate.iter().copied()), parts));
+            let last = norm.kernel("batch_norm_relu_grad")?.pointers([dx, dscale, dbias]);
+            let last = last.pointers([passed, *x, *scale, *mean, *var, sums]);
+            a.run(norm.finish(last, parts));
+            Some(())
+        }
+        _ => None,
+    }
+}
+
+impl<'a> Norm<'a> {
+    /// That of a node, if the kernels support it.
+    fn of(a: &Assembler<'a>, node: &Node) -> Option<Norm<'a>> {
+        let (eps, x, vectors) = match &node.op {
+            Op::BatchNorm(op) => (op.eps, 0, &node.inputs[1..]),
+            Op::BatchNormGrad(op) => (op.eps, 1, &node.inputs[2..]),
+            _ => return None,
+        };
+        let norm = Norm { x: a.ty(node.inputs[x]), statistics: a.ty(vectors[0]).dtype, eps };
+        // Scale, bias, statistics and their gradients share one type.
+        let mut all = vectors.iter().chain(&node.outputs[1..]);
+        let fits = all.all(|v| a.ty(*v).dtype == norm.statistics);
+        (fits && u32::try_from(norm.count()).is_ok()).then_some(norm)
+    }
+
     pub(super) fn channels(&self) -> usize {
         self.x.shape.dims()[1]
     }
@@ -100,25 +140,37 @@ impl Norm<'_> {
         reads: &[Pointer],
         writes: &[Pointer],
     ) -> Option<()> {
-        let share = BLOCK * PACKS * self.width();
-        let parts = self.count().div_ceil(share).min(BUSY.div_ceil(self.channels()));
-        let parts = parts.clamp(1, MOST_PARTS);
-        let sums = a.scratch(if parts > 1 { self.channels() * parts * PART_BYTES } else { 0 });
-        let finish = |kernel: SourceKernel| {
-            let kernel = kernel.i64(self.x.shape.dims()[0]).i64(self.channels()).i64(self.size());
-            let mut kernel = kernel.blocks(self.channels());
-            kernel.arguments.push(Argument::F64(self.eps));
-            kernel.grid[1] = parts as u32;
-            kernel.block = BLOCK as u32;
-            kernel
-        };
+        let parts = self.parts();
+        let sums = self.partial_sums(a, if parts > 1 { parts } else { 0 });
         if parts > 1 {
             let kernel = self.kernel(of_parts)?.pointer(sums);
-            a.run(finish(kernel.pointers(summed.iter().copied())));
+            a.run(self.finish(kernel.pointers(summed.iter().copied()), parts));
         }
         let kernel = self.kernel(of_all)?.pointers(writes.iter().chain(reads).copied());
-        a.run(finish(kernel.pointer(sums)));
+        a.run(self.finish(kernel.pointer(sums), parts));
         Some(())
+    }
+
+    /// Blocks that share a channel.
+    fn parts(&self) -> usize {
+        let share = BLOCK * PACKS * self.width();
+        let parts = self.count().div_ceil(share).min(BUSY.div_ceil(self.channels()));
+        parts.clamp(1, MOST_PARTS)
+    }
+
+    /// Allocates the partial sums of all channels.
+    fn partial_sums(&self, a: &mut Assembler<'_>, parts: usize) -> Pointer {
+        a.scratch(self.channels() * parts * PART_BYTES)
+    }
+
+    /// Adds the last arguments of a kernel and its blocks.
+    fn finish(&self, kernel: SourceKernel, parts: usize) -> SourceKernel {
+        let kernel = kernel.i64(self.x.shape.dims()[0]).i64(self.channels()).i64(self.size());
+        let mut kernel = kernel.blocks(self.channels());
+        kernel.arguments.push(Argument::F64(self.eps));
+        kernel.grid[1] = parts as u32;
+        kernel.block = BLOCK as u32;
+        kernel
     }
 }
 
@@ -137,9 +189,18 @@ pub(super) fn cpu(op: &Op, ins: &[&TensorType], _: &[&TensorType]) -> Option<Rou
     }
 }
 
-/// The routine of a body that is a batch normalization with a ReLU and a sum.
-pub(super) fn cpu_with_relu(body: &Graph, nodes: &[&Node]) -> Option<Call> {
-    // What is read in the order of the routine, and written.
+/// A body that is a batch normalization with a ReLU and a sum, or the gradient of one.
+struct WithRelu<'a> {
+    norm: &'a Node,
+    /// Operands of the normalization and, forward, the other term of the sum, if any; or operands of its gradient, of
+    /// which `dy` is that of the ReLU's result, the result of the ReLU and the other term of the sum, if any.
+    reads: Vec<ValueId>,
+    /// Forward the result of the ReLU and the statistics; or the results of the gradient and, if it is a result, what
+    /// passes the ReLU.
+    writes: Vec<ValueId>,
+}
+
+fn with_relu<'a>(body: &Graph, nodes: &[&'a Node]) -> Option<WithRelu<'a>> {
     let (norm, reads, writes): (&Node, Vec<ValueId>, Vec<ValueId>) = match *nodes {
         [norm, ref rest @ ..] if matches!(norm.op, Op::BatchNorm(_)) => {
             let y = norm.outputs[0];
@@ -164,7 +225,6 @@ pub(super) fn cpu_with_relu(body: &Graph, nodes: &[&Node]) -> Option<Call> {
             let [_, x, ref vectors @ ..] = norm.inputs[..] else { return None };
             let read = [dy, x].into_iter().chain(vectors.iter().copied());
             let reads = read.chain([gate.inputs[1]]).chain(added).collect();
-            // What passes the ReLU need not be a result.
             let passed = gate.outputs.iter().filter(|v| result(body, **v).is_some());
             (norm, reads, norm.outputs.iter().chain(passed).copied().collect())
         }
@@ -173,10 +233,16 @@ pub(super) fn cpu_with_relu(body: &Graph, nodes: &[&Node]) -> Option<Call> {
     let image = body.ty(writes[0]);
     let others = nodes.iter().filter(|node| node.op != norm.op);
     let fits = others.flat_map(|n| n.inputs.iter().chain(&n.outputs)).all(|v| body.ty(*v) == image)
-        && body.outputs.len() == writes.len();
+        && body.outputs.len() == writes.len()
+        && writes.iter().all(|v| result(body, *v).is_some());
+    fits.then_some(WithRelu { norm, reads, writes })
+}
+
+/// The routine of a body that is a batch normalization with a ReLU and a sum.
+pub(super) fn cpu_with_relu(body: &Graph, nodes: &[&Node]) -> Option<Call> {
+    let WithRelu { norm, reads, writes } = with_relu(body, nodes)?;
     let types = |values: &[ValueId]| values.iter().map(|v| body.ty(*v)).collect::<Vec<_>>();
-    let mut routine =
-        fits.then(|| cpu(&norm.op, &types(&norm.inputs), &types(&norm.outputs)))??;
+    let mut routine = cpu(&norm.op, &types(&norm.inputs), &types(&norm.outputs))?;
     if let Routine::BatchNorm(norm) | Routine::BatchNormGrad(norm) = &mut routine {
         norm.relu = true;
     }

@@ -6,7 +6,7 @@
 //! - the `add` of two gradients, or none, the `relu_grad` that is its only reader, and the `batch_norm_grad` of its result, which is also
 //!   a result of the region where it has other readers, such as a residual connection.
 //!
-//! So the normalized values, the sum and the gradient before it are never in memory.
+//! So the normalized values, the sum and the gradient before it have no memory of their own.
 
 use super::cluster::{Cluster, Clusters};
 use super::gemm::{is_free, only_reader};

@@ -138,6 +138,13 @@ pub(crate) fn result(op: &Op, operands: &[Tensor]) -> Tensor {
     Tensor::from_bytes(body.ty(body.outputs[0].value).clone(), &results[0]).unwrap()
 }
 
+/// All results of a body by its launches, without libraries.
+pub(crate) fn results(body: &Graph, operands: &[Tensor]) -> Vec<Tensor> {
+    let (results, _) = execute(body, operands, Order::Ascending, 0, false);
+    let types = body.outputs.iter().map(|o| body.ty(o.value).clone());
+    types.zip(&results).map(|(ty, bytes)| Tensor::from_bytes(ty, bytes).unwrap()).collect()
+}
+
 /// The index that a kernel reports as out of range, and the size of its axis.
 pub(crate) fn fault_of(op: Op, operands: &[Tensor]) -> Option<(i64, i64)> {
     let types: Vec<&TensorType> = operands.iter().map(|t| &t.ty).collect();

@@ -1,11 +1,14 @@
 //! Convolution, pooling and batch normalization.
 
-use crate::check::{check, random};
+use crate::check::{Body, body_of, check, check_body, random};
+use frit_ir::interpret::{Options, eval_op};
 use frit_ir::ops::{BatchNorm, BatchNormGrad, Conv, ConvGradInput, ConvGradWeight};
+use frit_ir::ops::{BinaryFn, UnaryFn};
 use frit_ir::ops::{MaxPool, MaxPoolGrad, SumPool, SumPoolGrad, Window};
-use frit_ir::{DType, Op, Tensor};
+use frit_ir::{DType, Graph, Op, Tensor, ValueId};
 use frit_kernels::dtype::Elem;
 use frit_kernels::routine::pooling::Pooling;
+use std::collections::HashMap;
 
 fn uneven() -> Window {
     Window { strides: vec![2, 1], dilations: vec![1, 2], low: vec![1, 0], high: vec![0, 3] }
@@ -218,5 +221,111 @@ fn batch_normalization() {
         // Channels that several blocks share, by vectors and by single elements.
         batch_norm(dtype, &[5, 2, 64, 64]);
         batch_norm(dtype, &[3, 3, 37, 41]);
+    }
+}
+
+/// A body with the results of `build`, which receives its operands.
+fn body(
+    operands: &[Tensor],
+    build: impl Fn(&mut Body, &[ValueId]) -> Vec<ValueId>,
+) -> (Graph, Vec<ValueId>) {
+    let mut body = Body::new();
+    let inputs: Vec<ValueId> = operands.iter().map(|t| body.input(&t.ty)).collect();
+    let results = build(&mut body, &inputs);
+    (body.outputs(&results), results)
+}
+
+/// The results of a body are equal bits to those of its operations one by one, of which kernels compute batch
+/// normalizations, and the interpreter the others.
+fn same_as_alone(graph: &Graph, results: &[ValueId], operands: &[Tensor]) {
+    let mut known: HashMap<ValueId, Tensor> = HashMap::new();
+    let mut feeds = operands.iter();
+    for (_, node) in graph.nodes() {
+        let inputs: Vec<Tensor> = node.inputs.iter().map(|v| known[v].clone()).collect();
+        let refs: Vec<&Tensor> = inputs.iter().collect();
+        let outputs = match &node.op {
+            Op::Input(_) => vec![feeds.next().expect("an operand").clone()],
+            Op::BatchNorm(_) | Op::BatchNormGrad(_) => {
+                let types: Vec<_> = refs.iter().map(|t| &t.ty).collect();
+                crate::check::results(&body_of(node.op.clone(), &types), &inputs)
+            }
+            op => eval_op(op, &refs, Options::default()).unwrap(),
+        };
+        known.extend(node.outputs.iter().copied().zip(outputs));
+    }
+    let found = crate::check::results(graph, operands);
+    for (i, (value, found)) in results.iter().zip(&found).enumerate() {
+        assert!(known[value].to_bytes() == found.to_bytes(), "result {i} of\n{graph}");
+    }
+}
+
+/// The regions of `passes::fuse::batch_norm`: either term of a sum may be the normalized one, and the gradient that
+/// passes the ReLU may be a result.
+#[test]
+fn batch_normalization_with_relu() {
+    let cases = [
+        (DType::F32, &[3, 4, 5, 2][..]),
+        (DType::F32, &[9, 8]),
+        (DType::BF16, &[3, 16, 4, 4]),
+        (DType::F16, &[2, 3, 7]),
+        // Channels that several blocks share, by vectors and by single elements.
+        (DType::BF16, &[10, 2, 64, 64]),
+        (DType::F32, &[4, 3, 47, 45]),
+    ];
+    for (dtype, shape) in cases {
+        let tolerance = if dtype.is_low_precision() { 4e-2 } else { 1e-5 };
+        let image = |seed| random(dtype, shape, seed);
+        let vector = |seed| random(DType::F32, &shape[1..2], seed);
+        let var = vector(7).to_f64s().into_iter().map(|v| 0.25 + v.abs()).collect();
+        let var = Tensor::floats(DType::F32, [shape[1]], var);
+        let run = |graph: (Graph, Vec<ValueId>), operands: &[Tensor]| {
+            check_body(&graph.0, operands, tolerance);
+            same_as_alone(&graph.0, &graph.1, operands);
+        };
+        for sum in [None, Some(0), Some(1)] {
+            let add = |body: &mut Body, y: ValueId, other: &[ValueId]| match (sum, other) {
+                (Some(0), [other]) => body.add(Op::Binary(BinaryFn::Add), &[y, *other])[0],
+                (Some(_), [other]) => body.add(Op::Binary(BinaryFn::Add), &[*other, y])[0],
+                _ => y,
+            };
+            let n = usize::from(sum.is_some());
+            let all = [image(1), vector(2), vector(3), image(4)];
+            let operands = &all[..3 + n];
+            let forward = body(operands, |body, v| {
+                let norm = body.add(Op::BatchNorm(BatchNorm { eps: 1e-5 }), &v[..3]);
+                let y = add(body, norm[0], &v[3..]);
+                let y = body.add(Op::Unary(UnaryFn::Relu), &[y])[0];
+                vec![norm[1], y, norm[2]]
+            });
+            run(forward, operands);
+            let all = [image(1), vector(2), vector(3), var.clone(), image(4), image(5), image(6)];
+            let operands = &all[..6 + n];
+            for is_kept in [false, true] {
+                let gradient = body(operands, |body, v| {
+                    let dy = add(body, v[4], &v[6..]);
+                    let passed = body.add(Op::Binary(BinaryFn::ReluGrad), &[dy, v[5]])[0];
+                    let op = Op::BatchNormGrad(BatchNormGrad { eps: 1e-5 });
+                    let results = body.add(op, &[passed, v[0], v[1], v[2], v[3]]);
+                    is_kept.then_some(passed).into_iter().chain(results).collect()
+                });
+                run(gradient, operands);
+            }
+        }
+    }
+}
+
+/// A sum that is a result, too, and a normalization of which not all results are.
+#[test]
+fn bodies_that_write_other_values_have_no_kernels() {
+    let types = [[2, 3, 4].to_vec(), vec![3], vec![3]];
+    let operands = types.map(|shape| random(DType::F32, &shape, 1));
+    for other in [0, 2] {
+        let (graph, _) = body(&operands, |body, v| {
+            let norm = body.add(Op::BatchNorm(BatchNorm { eps: 1e-5 }), v);
+            let y = body.add(Op::Unary(UnaryFn::Relu), &norm[..1])[0];
+            let results = [y, norm[1], norm[other]];
+            results[..if other == 0 { 3 } else { 2 }].to_vec()
+        });
+        assert!(frit_select::cuda(&graph, frit_select::Options::default()).is_none(), "{graph}");
     }
 }
