@@ -8,8 +8,8 @@ use frit_ir::{
 };
 use std::collections::{HashMap, HashSet};
 
-/// Operands and results of a kernel that steps several groups, at most.
-const MAX_POINTERS: usize = 256;
+/// Operands and results of a kernel that steps several groups, at most: code generation refuses more.
+const MAX_POINTERS: usize = 64;
 
 /// Elementwise work on one flat group, such as its step, that may be done in one launch with that of others.
 pub(super) struct Step<'a> {

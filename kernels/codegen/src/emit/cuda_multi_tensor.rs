@@ -18,8 +18,9 @@ use frit_ir::ops::FusionKind;
 use frit_ir::{Graph, GraphError, NodeId, Op, Origin, OutputKind, Region, TensorType, ValueId};
 use std::collections::{HashMap, HashSet};
 
-/// Operands and results of a kernel, at most: `ptxas` keeps the addresses of more in local memory.
-const MAX_POINTERS: usize = 256;
+/// Operands and results of a kernel, at most: `ptxas` keeps the addresses of all in registers, and blocks that take many
+/// leave too few others to keep the memory busy.
+const MAX_POINTERS: usize = 64;
 
 /// Regions with equal text.
 struct Class {
