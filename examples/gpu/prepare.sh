@@ -26,7 +26,8 @@ while [[ $# -gt 0 ]]; do
 done
 # Of the archive, so that there is room for what an earlier call carried back.
 most_bytes=$((28 << 20))
-sanitizer=nvidia-cuda-sanitizer-api==13.5.25
+# The tool as old as the drivers it is to run on; the wheels until 13.3 lack the launcher, which does not depend on drivers.
+sanitizer=nvidia-cuda-sanitizer-api==13.0.85 launcher=nvidia-cuda-sanitizer-api==13.5.25
 
 if [[ -z ${FRIT:-} || -z ${FRIT_RUN:-} ]]; then
     cargo build --release --package frit --package frit-runtime
@@ -57,17 +58,20 @@ python3 -c 'import json, sys; print(json.dumps(dict(zip(("device", "arch", "comm
 
 # compute-sanitizer, which few machines have, out of its Python wheel.
 if [[ $device == cuda ]]; then
-    wheel=$(mktemp -d)
-    if python3 -m pip download --quiet --no-deps --dest "$wheel" "$sanitizer" 2> /dev/null; then
-        python3 -m zipfile -e "$wheel"/*.whl "$wheel"
+    wheels=$(mktemp -d)
+    unpack() { # WHEEL
+        python3 -m pip download --quiet --no-deps --dest "$wheels/$1" "$1" 2> /dev/null &&
+            python3 -m zipfile -e "$wheels/$1"/*.whl "$wheels/$1"
+    }
+    if unpack "$sanitizer" && unpack "$launcher"; then
         mkdir "$kit/sanitizer"
-        mv "$wheel"/nvidia/*/compute-sanitizer/{compute-sanitizer,TreeLauncher*,lib{sanitizer-collection,TreeLauncher*,Interceptor*}.so} \
-            "$kit/sanitizer"
+        mv "$wheels/$sanitizer"/nvidia/*/bin/* "$wheels/$sanitizer"/nvidia/*/lib/lib{TreeLauncher,Interceptor}* \
+            "$wheels/$launcher"/nvidia/*/compute-sanitizer/TreeLauncher{Subreaper,TargetLdPreloadHelper} "$kit/sanitizer"
         chmod +x "$kit"/sanitizer/{compute-sanitizer,TreeLauncher*}
     else
         echo "prepare: $sanitizer cannot be had; the kit uses the machine's own compute-sanitizer, if there is one" >&2
     fi
-    rm -r "$wheel"
+    rm -r "$wheels"
 fi
 
 [[ $device == cpu ]] && arch=x86-64-v3

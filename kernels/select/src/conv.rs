@@ -1,5 +1,5 @@
-//! Selection for convolution and its gradients: tensor cores for 2-byte elements, otherwise im2col and GEMM, some images at a time;
-//! direct computation for many groups.
+//! Selection for convolution and its gradients: GEMMs of the images themselves where a window is one element; otherwise tensor
+//! cores for 2-byte elements, and im2col and GEMM, some images at a time, for others; direct computation for many groups.
 
 mod cudnn;
 mod tiles;
@@ -74,6 +74,7 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
         _ if groups > MANY_GROUPS => conv.direct(a, &node.op, operands, to),
         Op::Conv(_) if conv.is_plain() => conv.forward(a, operands, to),
         Op::ConvGradInput(_) if conv.is_plain() => conv.plain_grad_input(a, operands, to),
+        Op::ConvGradWeight(_) if conv.sums_of_images() => conv.plain_grad_weight(a, operands, to),
         op if conv.has_tiles() => conv.tiles(a, op, operands, to),
         Op::Conv(_) => conv.forward(a, operands, to),
         Op::ConvGradInput(_) => conv.grad_input(a, operands, to),
@@ -101,6 +102,16 @@ impl Conv<'_> {
             && ones(&self.window.strides)
             && zeros(&self.window.low)
             && zeros(&self.window.high)
+    }
+
+    /// Whether the weight's gradient is computed for each image and then summed: the gradients of all images must be few beside
+    /// the images, whose rows must be aligned for the tensor cores.
+    fn sums_of_images(&self) -> bool {
+        let gradients = self.images * self.filters * self.channels / self.groups;
+        let images = self.images * (self.filters + self.channels) * self.positions;
+        let bytes = [gradients * self.wide().size(), images * self.element.size()];
+        let aligned = (self.positions * self.element.size()).is_multiple_of(16);
+        self.is_plain() && self.images > 1 && aligned && 2 * bytes[0] <= bytes[1]
     }
 
     /// Images whose columns, of this element type, are in scratch memory at a time.
@@ -223,6 +234,46 @@ impl Conv<'_> {
             return Some(());
         }
         convert::convert(a, (sums, sum_type), (to, self.out), n)
+    }
+
+    /// The weight's gradient where the columns are the image itself.
+    fn plain_grad_weight(
+        &self,
+        a: &mut Assembler<'_>,
+        [dy, x]: [Pointer; 2],
+        to: Pointer,
+    ) -> Option<()> {
+        let (positions, bytes, wide) = (self.positions, self.element.size(), self.wide());
+        let (filters, channels) = (self.filters / self.groups, self.channels / self.groups);
+        let n = self.filters * channels;
+        let sums = a.scratch(self.images * n * wide.size());
+        for group in 0..self.groups {
+            let gradient = dy.offset(group * filters * positions * bytes);
+            let image = x.offset(group * channels * positions * bytes);
+            a.launch(Launch::Gemm(Gemm {
+                m: filters,
+                n: channels,
+                k: positions,
+                batch: self.images,
+                a: self.matrix(gradient, self.element, positions, self.filters * positions),
+                b: Matrix {
+                    transposed: true,
+                    ..self.matrix(image, self.element, positions, self.channels * positions)
+                },
+                d: self.matrix(
+                    sums.offset(group * filters * channels * wide.size()),
+                    wide,
+                    channels,
+                    n,
+                ),
+                epilogue: Epilogue::None,
+            }));
+        }
+        Reduction::new(ReduceFn::Sum, &[self.images, n], |axis| axis == 0).assemble(
+            a,
+            (to, self.out),
+            (sums, wide),
+        )
     }
 
     fn grad_input(&self, a: &mut Assembler<'_>, [dy, w]: [Pointer; 2], to: Pointer) -> Option<()> {

@@ -72,6 +72,15 @@ fn convolutions_on_tensor_cores() {
 }
 
 #[test]
+fn weights_whose_gradients_are_those_of_images() {
+    let plain = Window::plain(2);
+    conv(DType::BF16, Some(DType::F32), &plain, 1, &[3, 6, 8, 8], &[10, 6, 1, 1]);
+    conv(DType::BF16, None, &plain, 2, &[2, 8, 16, 16], &[6, 4, 1, 1]);
+    conv(DType::F32, None, &plain, 1, &[2, 4, 4, 5], &[5, 4, 1, 1]);
+    conv(DType::F64, None, &Window::plain(1), 3, &[4, 3, 22], &[6, 1, 1]);
+}
+
+#[test]
 fn convolutions_whose_sums_cudnn_writes_as_f32() {
     let (bf16, wide) = (DType::BF16, Some(DType::F32));
     conv(bf16, wide, &uneven(), 1, &[2, 8, 7, 9], &[16, 8, 3, 2]);
