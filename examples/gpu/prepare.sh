@@ -25,9 +25,7 @@ while [[ $# -gt 0 ]]; do
     shift
 done
 # Of the archive, so that there is room for what an earlier call carried back.
-most_bytes=$((28 << 20))
-# The tool as old as the drivers it is to run on; the wheels until 13.3 lack the launcher, which does not depend on drivers.
-sanitizer=nvidia-cuda-sanitizer-api==13.0.85 launcher=nvidia-cuda-sanitizer-api==13.5.25
+most_bytes=$((24 << 20))
 
 if [[ -z ${FRIT:-} || -z ${FRIT_RUN:-} ]]; then
     cargo build --release --package frit --package frit-runtime
@@ -55,24 +53,6 @@ elif ! said=$("$here/llmc.sh" --arch "$arch" ${llmc[0]:+--source "${llmc[0]}"} "
 fi
 python3 -c 'import json, sys; print(json.dumps(dict(zip(("device", "arch", "commit", "llm.c"), sys.argv[1:]))))' \
     "$device" "$arch" "$commit" "$without" > "$kit/kit.jsonl"
-
-# compute-sanitizer, which few machines have, out of its Python wheel.
-if [[ $device == cuda ]]; then
-    wheels=$(mktemp -d)
-    unpack() { # WHEEL
-        python3 -m pip download --quiet --no-deps --dest "$wheels/$1" "$1" 2> /dev/null &&
-            python3 -m zipfile -e "$wheels/$1"/*.whl "$wheels/$1"
-    }
-    if unpack "$sanitizer" && unpack "$launcher"; then
-        mkdir "$kit/sanitizer"
-        mv "$wheels/$sanitizer"/nvidia/*/bin/* "$wheels/$sanitizer"/nvidia/*/lib/lib{TreeLauncher,Interceptor}* \
-            "$wheels/$launcher"/nvidia/*/compute-sanitizer/TreeLauncher{Subreaper,TargetLdPreloadHelper} "$kit/sanitizer"
-        chmod +x "$kit"/sanitizer/{compute-sanitizer,TreeLauncher*}
-    else
-        echo "prepare: $sanitizer cannot be had; the kit uses the machine's own compute-sanitizer, if there is one" >&2
-    fi
-    rm -r "$wheels"
-fi
 
 [[ $device == cpu ]] && arch=x86-64-v3
 compile() { # PLAN MODEL BATCH [OPTION ...]

@@ -374,9 +374,8 @@ class Rows:
         return " / ".join(line.strip() for line in said.splitlines() if re.match(r"#|Thread ", line))[:6000]
 
     def sanitized(self, entry, tool):
-        folders = [KIT / "sanitizer", *pathlib.Path("/usr/local").glob("cuda*/bin")]
-        own = [folder / "compute-sanitizer" for folder in folders]
-        program = next((p for p in own if p.exists()), None) or shutil.which("compute-sanitizer")
+        program = shutil.which("compute-sanitizer") or next(
+            (str(p) for p in pathlib.Path("/usr/local").glob("cuda*/bin/compute-sanitizer")), None)
         if not self.cuda or program is None:
             return {"ok": None, "note": "not run: no plans for a GPU" if not self.cuda else "not run: there is no compute-sanitizer"}
         command = [program, "--tool", tool, "--error-exitcode", 9, FRIT_RUN, KIT / "plans" / entry["name"], "--data",
