@@ -1,5 +1,6 @@
 //! Descriptions of a device's performance.
 
+use super::kernel::CONVOLUTION;
 use frit_ir::DType;
 use serde::{Deserialize, Serialize};
 
@@ -99,9 +100,14 @@ impl Device {
     }
 
     /// An H100 by itself at 700 W, as GPT-2 124M and 1558M ran on it (`docs/gpu.md`): all their GEMMs, epilogues included, and
-    /// attention with heads of 64, forward and backward, by cuDNN's deterministic engines.
+    /// attention with heads of 64, forward and backward, by cuDNN's deterministic engines; and as ResNet-50 did: its
+    /// convolutions of `[N, C, H, W]` in bf16 and all their gradients, transposes included. Those of f32 were not measured.
     pub fn h100_alone() -> Device {
-        Device { matmul_efficiency: 0.72, attention_efficiency: 0.26, ..Device::h100() }
+        let alone = Device { matmul_efficiency: 0.72, attention_efficiency: 0.26, ..Device::h100() };
+        let single_tflops = CONVOLUTION * alone.matmul_efficiency * alone.single_tflops;
+        let convolutions =
+            Convolutions { single_tflops, tiles_tflops: single_tflops, half_tflops: 148.0 };
+        Device { convolutions: Some(convolutions), ..alone }
     }
 
     /// NVIDIA H200 SXM: an H100 with more and faster memory.

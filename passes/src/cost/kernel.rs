@@ -46,8 +46,8 @@ const ATTENTION_BACKWARD: f64 = 0.75;
 /// Vector operations in whose time a processor computes a function such as eˣ or tanh, by a polynomial and a division, as measured on the CPU.
 const FUNCTION: f64 = 70.0;
 
-/// Fraction of the rate of a GEMM that convolutions reach: they move windows through tensor cores.
-const CONVOLUTION: f64 = 0.75;
+/// Fraction of the rate of a GEMM that convolutions reach, if not measured: they move windows through tensor cores.
+pub(super) const CONVOLUTION: f64 = 0.75;
 
 /// The part of the arithmetic of a convolution that remains of it, with the transforms, on a processor that computes it in tiles
 /// (F(2 × 2, 3 × 3) of Winograd has 16 multiplications for 36), as measured on the CPU.
