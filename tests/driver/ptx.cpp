@@ -6,6 +6,7 @@
 #include <cctype>
 #include <cmath>
 #include <cstring>
+#include <span>
 #include <sstream>
 #include <unordered_map>
 
@@ -20,7 +21,7 @@ struct Thread {
     std::vector<u64> registers;
     u32 at = 0;
     State state = RUNNING;
-    u8* shared;
+    std::span<u8> shared;
     void** parameters;
 };
 
@@ -103,15 +104,18 @@ template <class T, u32 N> void write_global(Thread& t, const Instruction& i) {
     check_access(at, sizeof(T) * N, sizeof(T) * N);
     for (u32 j = 0; j < N; j++) at[j] = get<T>(t, i.from[j]);
 }
+u8* shared_access(Thread& t, u64 at, size_t bytes) {
+    if (at % bytes != 0) throw Fault{MISALIGNED};
+    if (at + bytes > t.shared.size()) throw Fault{ILLEGAL_ADDRESS};
+    return t.shared.data() + at;
+}
 template <class T, u32 N> void read_shared(Thread& t, const Instruction& i) {
-    u64 at = get<u64>(t, i.from[0]) + i.offset;
-    if (at % (sizeof(T) * N) != 0) throw Fault{MISALIGNED};
-    for (u32 j = 0; j < N; j++) { T x; memcpy(&x, t.shared + at + j * sizeof(T), sizeof(T)); set<T>(t, i.to[j], x); }
+    u8* at = shared_access(t, get<u64>(t, i.from[0]) + i.offset, sizeof(T) * N);
+    for (u32 j = 0; j < N; j++) { T x; memcpy(&x, at + j * sizeof(T), sizeof(T)); set<T>(t, i.to[j], x); }
 }
 template <class T, u32 N> void write_shared(Thread& t, const Instruction& i) {
-    u64 at = get<u64>(t, i.to[0]) + i.offset;
-    if (at % (sizeof(T) * N) != 0) throw Fault{MISALIGNED};
-    for (u32 j = 0; j < N; j++) { T x = get<T>(t, i.from[j]); memcpy(t.shared + at + j * sizeof(T), &x, sizeof(T)); }
+    u8* at = shared_access(t, get<u64>(t, i.to[0]) + i.offset, sizeof(T) * N);
+    for (u32 j = 0; j < N; j++) { T x = get<T>(t, i.from[j]); memcpy(at + j * sizeof(T), &x, sizeof(T)); }
 }
 void jump(Thread& t, const Instruction& i) { t.at = i.target; }
 void leave(Thread& t, const Instruction&) { t.state = DONE; }
@@ -306,7 +310,7 @@ void run_block(const Function& f, std::vector<Thread>& threads) {
 }
 
 void run(const Function& f, const Launch& l, void** parameters) {
-    std::vector<u8> shared(f.dynamic_shared() + l.shared + 8);
+    std::vector<u8> shared(f.dynamic_shared() + l.shared);
     std::vector<Thread> threads(l.block[0]);
     for (u32 z = 0; z < l.grid[2]; z++)
         for (u32 y = 0; y < l.grid[1]; y++)
@@ -315,7 +319,7 @@ void run(const Function& f, const Launch& l, void** parameters) {
                 for (u32 i = 0; i < threads.size(); i++) {
                     Thread& t = threads[i];
                     t.registers.assign(f.n_registers, ~u64(0));
-                    t.at = 0, t.state = RUNNING, t.shared = shared.data(), t.parameters = parameters;
+                    t.at = 0, t.state = RUNNING, t.shared = shared, t.parameters = parameters;
                     const u32 special[SPECIALS] = {i, 0, 0, x, y, z, l.block[0], l.grid[0], l.grid[1], i % 32};
                     std::copy(special, special + SPECIALS, t.registers.begin());
                 }

@@ -342,6 +342,10 @@ fn an_entry_is_bound_to_its_body() {
             Entry::Cuda { scratch_bytes, .. } => *scratch_bytes += 256,
             e => *e = Entry::Interpreter,
         });
+        refused(&|e| match e {
+            Entry::Cuda { launches, .. } => launches[0].shared_bytes += 16,
+            e => *e = Entry::Interpreter,
+        });
         let generated: Vec<KernelId> = plan
             .kernels
             .keys()

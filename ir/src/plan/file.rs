@@ -10,7 +10,7 @@ use serde_json::ser::Formatter;
 use std::io;
 
 /// Version of the format of `plan.json`. Plans of other versions are refused.
-pub const FORMAT_VERSION: u32 = 7;
+pub const FORMAT_VERSION: u32 = 8;
 
 /// Why a text is not a plan.
 #[derive(Debug, thiserror::Error)]

@@ -107,11 +107,10 @@ impl Conv<'_> {
     /// Whether the weight's gradient is computed for each image and then summed: the gradients of all images must be few beside
     /// the images, whose rows must be aligned for the tensor cores.
     fn sums_of_images(&self) -> bool {
-        let gradients = self.images * self.filters * self.channels / self.groups;
-        let images = self.images * (self.filters + self.channels) * self.positions;
-        let bytes = [gradients * self.wide().size(), images * self.element.size()];
-        let aligned = (self.positions * self.element.size()).is_multiple_of(16);
-        self.is_plain() && self.images > 1 && aligned && 2 * bytes[0] <= bytes[1]
+        let gradients = self.filters * self.channels / self.groups * self.wide().size();
+        let row = self.positions * self.element.size();
+        let few = 2 * gradients <= (self.filters + self.channels) * row;
+        self.is_plain() && self.images > 1 && row.is_multiple_of(16) && few
     }
 
     /// Images whose columns, of this element type, are in scratch memory at a time.

@@ -60,12 +60,12 @@ impl Kernels<'_> {
         let padded = |axis: usize| {
             let windows = (self.positions[axis] - 1).checked_mul(window.strides[axis])?;
             let taps = (taps[axis] - 1).checked_mul(window.dilations[axis])?;
-            windows.checked_add(taps)?.max(self.size()[axis] + window.low[axis]).checked_add(1)
+            let end = windows.checked_add(taps)?.max(self.size()[axis] + window.low[axis]);
+            // The kernels also count to the next step of either kind.
+            end.checked_add(window.strides[axis])?.checked_add(window.dilations[axis])
         };
         let all = (0..taps.len()).try_fold(self.images, |n, axis| n.checked_mul(padded(axis)?));
-        let steps = window.strides.iter().chain(&window.dilations);
-        let fits = steps.copied().chain([all.unwrap_or(MOST_I32)]).all(|n| n < MOST_I32);
-        if fits { "i32" } else { "i64" }
+        if all.is_some_and(|n| n < MOST_I32) { "i32" } else { "i64" }
     }
 
     /// The type that counts taps.

@@ -103,7 +103,8 @@ impl Device {
     /// attention with heads of 64, forward and backward, by cuDNN's deterministic engines; and as ResNet-50 did: its
     /// convolutions of `[N, C, H, W]` in bf16 and all their gradients, transposes included. Those of f32 were not measured.
     pub fn h100_alone() -> Device {
-        let alone = Device { matmul_efficiency: 0.72, attention_efficiency: 0.26, ..Device::h100() };
+        let alone =
+            Device { matmul_efficiency: 0.72, attention_efficiency: 0.26, ..Device::h100() };
         let single_tflops = CONVOLUTION * alone.matmul_efficiency * alone.single_tflops;
         let convolutions =
             Convolutions { single_tflops, tiles_tflops: single_tflops, half_tflops: 148.0 };

@@ -3,7 +3,7 @@
 //! Every thread reads back the columns that it wrote itself, so that no barrier is needed.
 
 use super::expr::{Expr, Id};
-use super::load_store::{self};
+use super::load_store;
 use super::point::Emitter;
 use super::region::{Program, Store, levels};
 use super::row_reduce::{loop_roots, reachable};
@@ -12,8 +12,8 @@ use frit_ir::DType;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
-/// Maximum bytes of a block: two of the largest fit on a multiprocessor of data center GPUs, and one on every other GPU since
-/// compute capability 8.0, beside the partial results of warps.
+/// Maximum bytes of a block: two of the largest fit on a multiprocessor of data center GPUs since compute capability 9.0, and one
+/// on every GPU since 8.0, beside the partial results of warps.
 /// Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 const MAX_BYTES: usize = (99 << 10) - 512;
 

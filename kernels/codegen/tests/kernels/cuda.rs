@@ -4,8 +4,8 @@ use crate::harness::{Body, compare, load, normal};
 use crate::ptx_machine;
 use frit_codegen::{CudaModule, HostTarget, compile_cuda, compile_host};
 use frit_ir::ops::{
-    BinaryFn, CrossEntropy, CrossEntropyGrad, FusionKind, LayerNorm, LayerNormGradAffine,
-    OptimizerKind, OptimizerStep, Softmax, UnaryFn,
+    BinaryFn, Cast, CrossEntropy, CrossEntropyGrad, FusionKind, LayerNorm, LayerNormGradAffine,
+    OptimizerKind, OptimizerStep, Softmax, SoftmaxGrad, UnaryFn,
 };
 use frit_ir::{DType, Graph, Op, Tensor};
 use frit_tests::requirements::Requirement;
@@ -201,6 +201,34 @@ fn long_rows_stay_in_shared_memory() {
     for (dtype, cols) in [(DType::F32, 50304), (DType::BF16, 65536), (DType::BF16, 16384)] {
         let module = module(dtype, cols);
         assert_eq!(module.kernels[0].launches[0].shared_bytes, 0, "{dtype} {cols}");
+    }
+}
+
+#[test]
+fn several_operands_of_long_rows_stay_in_shared_memory() {
+    let (bf16, f32) = (DType::BF16, DType::F32);
+    // Two operands, rows of single elements, operands of two dtypes, more than fit.
+    for (dtypes, cols, kept) in [
+        ([bf16, bf16], 16 * 1024 + 8, 2),
+        ([bf16, bf16], 16 * 1024 + 9, 2),
+        ([f32, bf16], 16 * 1024 + 8, 1),
+        ([f32, f32], 16 * 1024 + 8, 1),
+    ] {
+        let mut body = Body::new();
+        let [dy, y] = dtypes.map(|dtype| body.input(dtype, &[2, cols]));
+        let [dy, y] = [dy, y].map(|v| body.one(Op::Cast(Cast { to: f32 }), &[v]));
+        let dx = body.one(Op::SoftmaxGrad(SoftmaxGrad { axis: 1 }), &[dy, y]);
+        let body = body.done(&[dx]);
+        let region = |name| (name, &body, FusionKind::RowReduce);
+        // The memory of a kernel is its own.
+        let both = compile_cuda(&[region("first"), region("second")], "sm_90").unwrap();
+        let bytes = kept * cols as u32 * dtypes[0].size() as u32;
+        assert!(both.kernels.iter().all(|k| k.launches[0].shared_bytes == bytes), "{dtypes:?}");
+        let inputs = [0, 1].map(|i| normal(dtypes[i], &[2, cols], 5 + i as u64, 1.0));
+        let list = [region("first")];
+        let expected = load(compile_host(&list, &HostTarget::native()).unwrap()).run(0, &inputs);
+        let found = ptx_machine::run(&both, &inputs);
+        compare("softmax_grad", &found[0], &expected[0].to_f64s(), 2e-6, 1.0);
     }
 }
 

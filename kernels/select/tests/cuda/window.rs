@@ -1,11 +1,12 @@
 //! Convolution, pooling and batch normalization.
 
-use crate::check::{Body, body_of, check, check_body, random};
+use crate::check::{Body, body_of, check, check_body, random, selected_with_kernels};
 use frit_ir::interpret::{Options, eval_op};
 use frit_ir::ops::{BatchNorm, BatchNormGrad, Conv, ConvGradInput, ConvGradWeight};
 use frit_ir::ops::{BinaryFn, UnaryFn};
 use frit_ir::ops::{MaxPool, MaxPoolGrad, SumPool, SumPoolGrad, Window};
-use frit_ir::{DType, Graph, Op, Tensor, ValueId};
+use frit_ir::plan::Launch;
+use frit_ir::{DType, Graph, Op, Tensor, TensorType, ValueId};
 use frit_kernels::dtype::Elem;
 use frit_kernels::routine::pooling::Pooling;
 use std::collections::HashMap;
@@ -78,6 +79,23 @@ fn weights_whose_gradients_are_those_of_images() {
     conv(DType::BF16, None, &plain, 2, &[2, 8, 16, 16], &[6, 4, 1, 1]);
     conv(DType::F32, None, &plain, 1, &[2, 4, 4, 5], &[5, 4, 1, 1]);
     conv(DType::F64, None, &Window::plain(1), 3, &[4, 3, 22], &[6, 1, 1]);
+    let batches = |side: usize, filters: usize| {
+        let [dy, x] = [filters, 8].map(|n| TensorType::new(DType::BF16, [4, n, side, side]));
+        let (taps, out) = (vec![1, 1], Some(DType::F32));
+        let op = ConvGradWeight { window: Window::plain(2), groups: 1, taps, out };
+        let body = body_of(Op::ConvGradWeight(op), &[&dy, &x]);
+        let all = selected_with_kernels(&body).entry.launches;
+        // The last candidate is not a library's.
+        let own = all.iter().flat_map(|launch| match launch {
+            Launch::Choice(candidates) => candidates.last().map_or(&[][..], |c| &c.launches),
+            other => std::slice::from_ref(other),
+        });
+        own.filter(|l| matches!(l, Launch::Gemm(gemm) if gemm.batch == 4)).count()
+    };
+    assert_eq!(batches(8, 8), 1);
+    // Rows of 98 bytes, and gradients that are many beside their images.
+    assert_eq!(batches(7, 8), 0);
+    assert_eq!(batches(2, 64), 0);
 }
 
 #[test]
@@ -166,6 +184,10 @@ fn gradients_of_neighbors_in_one_thread() {
 fn windows_whose_steps_exceed_32_bits() {
     let strides = vec![1 << 33];
     pool(DType::F32, &Window { strides, ..Window::plain(1) }, &[2, 2, 11], &[4]);
+    // Two dilations are more than 32 bits hold, but not what one window spans.
+    let far =
+        Window { dilations: vec![1_200_000_000], high: vec![1_200_000_000], ..Window::plain(1) };
+    pool(DType::F32, &far, &[1, 1, 11], &[2]);
 }
 
 #[test]
