@@ -36,14 +36,16 @@ fn work_grows_with_the_number_of_blocks_and_no_faster() {
     // Every block adds the same.
     let grows = |of: fn(&Plan) -> usize| {
         let (first, second) = (of(&six) - of(&three), of(&twelve) - of(&six));
-        // Launches for several flat groups each are rounded up.
-        assert!(second.abs_diff(2 * first) <= 1, "{first}, then {second}");
+        // Launches for several flat groups each, steps and casts, are rounded up.
+        assert!(second.abs_diff(2 * first) <= 4, "{first}, then {second}");
     };
     grows(|p| p.tasks.len());
     grows(|p| p.buffers.iter().filter(|b| b.bytes > 0).count());
     grows(|p| p.tasks.iter().map(|t| t.waits.len()).sum());
-    // Kernels are compiled once, but those of several flat groups; windows of one form are solved once.
-    assert!(twelve.kernels.len() <= six.kernels.len() + 1);
+    // Kernels are compiled once, but those of several flat groups, full launches and the last; windows of one form are solved
+    // once.
+    let (few, many) = (six.kernels.len(), twelve.kernels.len());
+    assert!(many <= few + 2, "{few}, then {many}");
     let solved = |plan: &Plan| reported(plan, "simplify", "of them differ");
     assert_eq!(solved(&twelve), solved(&six));
     assert!(solved(&six) < six.tasks.len() / 4);
