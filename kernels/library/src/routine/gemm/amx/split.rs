@@ -9,6 +9,7 @@
 //!
 //! Source: Henry, Tang, Heinecke, Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations (2019).
 
+use std::arch::x86_64::{_MM_HINT_NTA, _mm_prefetch};
 use std::mem::MaybeUninit;
 
 use super::hardware::Hardware;
@@ -20,6 +21,8 @@ use crate::routine::gemm::store::Store;
 
 /// Parts of a number.
 pub(in crate::routine::gemm) const PARTS: usize = 3;
+/// Products of parts that are added.
+const PRODUCTS: usize = 6;
 /// Words of one part of all lines of a panel, of as many depths as a register holds.
 pub(in crate::routine::gemm) const PART_WORDS: usize = MR * WORDS;
 /// All parts of the numbers of a granule, the depths that a register holds, of all lines of a panel.
@@ -194,11 +197,8 @@ impl Panels {
                 below.by_ref().take(rows).for_each(|row| store.prefetch_below(row));
                 let at = granule * ALL_WORDS;
                 let (a, b) = (self.a.wrapping_add(at), self.b.wrapping_add(at));
-                if self.right_stays {
-                    products::<T, LOWER, RIGHT, true, false>(a, b);
-                } else {
-                    products::<T, LOWER, RIGHT, false, true>(a, b);
-                }
+                let next = if self.right_stays { a } else { b }.wrapping_add(ALL_WORDS);
+                products::<T, LOWER, RIGHT>(a, b, next);
             }
             end::<T, 0>(to, (0, 0), true);
             end::<T, 1>(to, (0, SIDE), all || RIGHT);
@@ -282,69 +282,70 @@ unsafe fn end<T: Tiles, const R: u8>(to: Square, (row, column): (usize, usize), 
 }
 
 /// Adds the six products of the parts of a granule to registers 0 to 3, the least first. From one to the next only one operand changes.
+/// Meanwhile `next` is fetched, some lines beside each product, as more at once would delay loads.
 #[inline(always)]
-unsafe fn products<
-    T: Tiles,
-    const LOWER: bool,
-    const RIGHT: bool,
-    const LEFT_PASSES: bool,
-    const RIGHT_PASSES: bool,
->(
+unsafe fn products<T: Tiles, const LOWER: bool, const RIGHT: bool>(
     a: *const u32,
     b: *const u32,
+    next: *const u32,
 ) {
     // SAFETY: the caller vouches for the panels.
     unsafe {
-        right::<T, RIGHT, RIGHT_PASSES>(b, 2);
-        left::<T, LOWER, LEFT_PASSES>(a, 0);
+        right::<T, RIGHT>(b, 2);
+        left::<T, LOWER>(a, 0);
+        fetch(next, 0);
         dot::<T, LOWER, RIGHT>();
-        right::<T, RIGHT, RIGHT_PASSES>(b, 1);
+        right::<T, RIGHT>(b, 1);
+        fetch(next, 1);
         dot::<T, LOWER, RIGHT>();
-        left::<T, LOWER, LEFT_PASSES>(a, 1);
+        left::<T, LOWER>(a, 1);
+        fetch(next, 2);
         dot::<T, LOWER, RIGHT>();
-        right::<T, RIGHT, RIGHT_PASSES>(b, 0);
+        right::<T, RIGHT>(b, 0);
+        fetch(next, 3);
         dot::<T, LOWER, RIGHT>();
-        left::<T, LOWER, LEFT_PASSES>(a, 2);
+        left::<T, LOWER>(a, 2);
+        fetch(next, 4);
         dot::<T, LOWER, RIGHT>();
-        left::<T, LOWER, LEFT_PASSES>(a, 0);
+        left::<T, LOWER>(a, 0);
+        fetch(next, 5);
         dot::<T, LOWER, RIGHT>();
     }
 }
 
-/// Loads registers 4 and 5 from a part of A, which stays in the first-level cache or passes by.
+/// Fetches a sixth of the lines of a granule, which need not exist, past the second-level cache, in which it is already.
 #[inline(always)]
-unsafe fn left<T: Tiles, const LOWER: bool, const PASSES: bool>(a: *const u32, part: usize) {
+fn fetch(granule: *const u32, part: usize) {
+    const LINES: usize = ALL_WORDS / WORDS / PRODUCTS;
+    for line in part * LINES..(part + 1) * LINES {
+        // SAFETY: every x86-64 processor has the instruction, which may take any address.
+        unsafe { _mm_prefetch::<_MM_HINT_NTA>(granule.wrapping_add(line * WORDS).cast()) };
+    }
+}
+
+/// Loads registers 4 and 5 from a part of A.
+#[inline(always)]
+unsafe fn left<T: Tiles, const LOWER: bool>(a: *const u32, part: usize) {
     // SAFETY: the caller vouches for the part.
     unsafe {
         let a = a.add(part * PART_WORDS);
-        load::<T, 4, PASSES>(a, ROW_BYTES);
+        T::load::<4>(a, ROW_BYTES);
         if LOWER {
-            load::<T, 5, PASSES>(a.add(SIDE * WORDS), ROW_BYTES);
+            T::load::<5>(a.add(SIDE * WORDS), ROW_BYTES);
         }
     }
 }
 
 /// Loads registers 6 and 7 from a part of B.
 #[inline(always)]
-unsafe fn right<T: Tiles, const RIGHT: bool, const PASSES: bool>(b: *const u32, part: usize) {
+unsafe fn right<T: Tiles, const RIGHT: bool>(b: *const u32, part: usize) {
     let b_bytes = NR * size_of::<u32>();
     // SAFETY: the caller vouches for the part.
     unsafe {
         let b = b.add(part * PART_WORDS);
-        load::<T, 6, PASSES>(b, b_bytes);
+        T::load::<6>(b, b_bytes);
         if RIGHT {
-            load::<T, 7, PASSES>(b.add(SIDE), b_bytes);
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn load<T: Tiles, const R: u8, const PASSES: bool>(from: *const u32, stride: usize) {
-    // SAFETY: passed on.
-    unsafe {
-        match PASSES {
-            true => T::load_passing::<R>(from, stride),
-            false => T::load::<R>(from, stride),
+            T::load::<7>(b.add(SIDE), b_bytes);
         }
     }
 }
