@@ -12,6 +12,18 @@ use std::time::Instant;
 
 /// Calls of each measurement, of which the best counts.
 const CALLS: usize = 12;
+/// Channels of convolutions and widths of GEMMs that are measured, with the side of the images: those of the stages of ResNet-50, and
+/// narrower ones.
+const WIDTHS: [(usize, usize); 6] =
+    [(16, 112), (32, 112), (64, 56), (128, 28), (256, 14), (512, 7)];
+/// Channels of the strided convolution that is measured, one of [`Ceilings::conv_bf16_flops`].
+pub const STRIDED_CHANNELS: usize = 128;
+/// Taps along each axis of depthwise convolutions that are measured.
+const DEPTHWISE_TAPS: [usize; 3] = [3, 5, 7];
+/// Rows, columns and terms of the large GEMM.
+const LARGE: [usize; 3] = [2048, 3072, 768];
+/// Rows of narrow GEMMs.
+const ROWS: usize = 6272;
 
 /// What this machine reaches with a number of threads. Rates are the best of several calls, in operations or bytes per
 /// second.
@@ -33,12 +45,20 @@ pub struct Ceilings {
     pub gemm_bf16_flops: f64,
     /// Causal attention over 1024 tokens, forward, in f32.
     pub attention_flops: f64,
-    /// Convolutions of f32 without taps, and their gradients.
-    pub conv_f32_flops: f64,
-    /// The same with 3 × 3 taps, in operations of direct sums.
-    pub conv_3x3_f32_flops: f64,
+    /// GEMMs of 6272 rows from `w` to `4 w` columns in f32, by `w`.
+    pub narrow_f32_flops: Vec<(usize, f64)>,
+    /// The same of bf16 operands.
+    pub narrow_bf16_flops: Vec<(usize, f64)>,
+    /// Convolutions of f32 without taps from `w` to `4 w` channels, and their gradients, by `w`.
+    pub conv_f32_flops: Vec<(usize, f64)>,
+    /// With 3 × 3 taps from `w` to `w` channels, in operations of direct sums.
+    pub conv_3x3_f32_flops: Vec<(usize, f64)>,
     /// Both in bf16.
-    pub conv_bf16_flops: f64,
+    pub conv_bf16_flops: Vec<(usize, f64)>,
+    /// In bf16 with 3 × 3 taps from 128 to 128 channels, to half as many rows and columns.
+    pub conv_strided_bf16_flops: f64,
+    /// Of one channel per group in f32, by taps.
+    pub conv_depthwise_f32_flops: Vec<(usize, f64)>,
     /// Seconds of a kernel that does nothing.
     pub call_seconds: f64,
     /// Bytes that this process may still allocate; `None` where the system does not report them.
@@ -52,13 +72,34 @@ pub fn ceilings(threads: usize) -> Ceilings {
         (0..CALLS).map(|_| measure()).fold(0.0, f64::max)
     };
     // These take longest: the system needs some tens of milliseconds to give each thread a processor of its own.
-    let gemm_f32_flops = best(&mut gemm(&pool, Elem::F32));
-    let gemm_bf16_flops = best(&mut gemm(&pool, Elem::BF16));
+    let gemm_f32_flops = best(&mut gemm(&pool, Elem::F32, LARGE));
+    let gemm_bf16_flops = best(&mut gemm(&pool, Elem::BF16, LARGE));
     let multiply_add_flops = best(&mut || peak::f32_flops(&pool));
     let parts = best(&mut || peak::parts_flops(&pool).unwrap_or(0.0));
     let f32_flops = multiply_add_flops.max(parts);
     let half =
         peak::bf16_flops(&pool).map(|_| best(&mut || peak::bf16_flops(&pool).unwrap_or(0.0)));
+    let narrow = |elem: Elem| {
+        let rate = |width: usize| best(&mut gemm(&pool, elem, [ROWS, 4 * width, width]));
+        WIDTHS.map(|(width, _)| (width, rate(width))).to_vec()
+    };
+    let dense = |elem: Elem, taps: &[usize]| {
+        let rate = |width, side| {
+            let convs = taps.iter().map(|taps| conv(elem, width, side, *taps)).collect();
+            best(&mut convolutions(&pool, convs))
+        };
+        WIDTHS.map(|(width, side)| (width, rate(width, side))).to_vec()
+    };
+    let depthwise = |taps: usize| {
+        let dense = conv(Elem::F32, 192, 28, taps);
+        let conv = Conv { groups: dense.channels, channels: 1, filters: 1, ..dense };
+        (taps * taps, best(&mut convolutions(&pool, vec![conv])))
+    };
+    let strided = {
+        let mut conv = conv(Elem::BF16, STRIDED_CHANNELS, 28, 3);
+        (conv.window.input, conv.window.strides) = ([1, 56, 56], [1, 2, 2]);
+        conv
+    };
     Ceilings {
         threads: pool.threads(),
         f32_flops,
@@ -68,17 +109,20 @@ pub fn ceilings(threads: usize) -> Ceilings {
         gemm_f32_flops,
         gemm_bf16_flops,
         attention_flops: best(&mut attention(&pool)),
-        conv_f32_flops: best(&mut convolutions(&pool, Elem::F32, &[1])),
-        conv_3x3_f32_flops: best(&mut convolutions(&pool, Elem::F32, &[3])),
-        conv_bf16_flops: best(&mut convolutions(&pool, Elem::BF16, &[1, 3])),
+        narrow_f32_flops: narrow(Elem::F32),
+        narrow_bf16_flops: narrow(Elem::BF16),
+        conv_f32_flops: dense(Elem::F32, &[1]),
+        conv_3x3_f32_flops: dense(Elem::F32, &[3]),
+        conv_bf16_flops: dense(Elem::BF16, &[1, 3]),
+        conv_strided_bf16_flops: best(&mut convolutions(&pool, vec![strided])),
+        conv_depthwise_f32_flops: DEPTHWISE_TAPS.map(depthwise).to_vec(),
         call_seconds: 1.0 / best(&mut || 1.0 / peak::call_seconds(&pool)),
         memory_bytes: crate::memory::available().map(|limit| limit.bytes),
     }
 }
 
 /// Operations per second of a GEMM, each time it is called.
-fn gemm(pool: &Pool, elem: Elem) -> impl FnMut() -> f64 {
-    let (m, n, k) = (2048, 3072, 768);
+fn gemm(pool: &Pool, elem: Elem, [m, n, k]: [usize; 3]) -> impl FnMut() -> f64 {
     let gemm = Gemm::row_major(elem, Elem::F32, m, n, k);
     let (a, b) = (numbers(elem, m * k), numbers(elem, k * n));
     let mut c = vec![0_u32; m * n];
@@ -125,40 +169,51 @@ fn attention(pool: &Pool) -> impl FnMut() -> f64 {
     }
 }
 
-/// Operations per second of convolutions with so many taps, forward and both gradients, each time it is called. Source of the sizes: the
-/// fourth stage of ResNet-50, which has most of its layers.
-fn convolutions(pool: &Pool, elem: Elem, taps: &[usize]) -> impl FnMut() -> f64 {
-    let (batch, channels, size) = (8, 256, 14);
-    let conv = |taps: usize| {
-        let window = Window {
-            input: [1, size, size],
-            output: [1, size, size],
-            taps: [1, taps, taps],
-            strides: [1; 3],
-            dilations: [1; 3],
-            low: [0, taps / 2, taps / 2],
-        };
-        let filters = if taps == 1 { 4 * channels } else { channels };
-        Conv { elem, out: elem, batch, groups: 1, channels, filters, window }
+/// A convolution of images of so many channels and so many rows and columns, with so many taps along each axis: of one tap to four times as
+/// many channels, as in blocks of residual networks, else to as many.
+fn conv(elem: Elem, channels: usize, side: usize, taps: usize) -> Conv {
+    let window = Window {
+        input: [1, side, side],
+        output: [1, side, side],
+        taps: [1, taps, taps],
+        strides: [1; 3],
+        dilations: [1; 3],
+        low: [0, taps / 2, taps / 2],
     };
-    let convs: Vec<Conv> = taps.iter().map(|taps| conv(*taps)).collect();
-    let images = numbers(elem, batch * 4 * channels * size * size);
-    let kernels = numbers(elem, 9 * channels * channels);
-    let (mut result, mut gradient) = (images.clone(), kernels.clone());
+    let filters = if taps == 1 { 4 * channels } else { channels };
+    Conv { elem, out: elem, batch: 8, groups: 1, channels, filters, window }
+}
+
+/// Elements of the images, of the results and of the kernel.
+fn sizes(conv: &Conv) -> [usize; 3] {
+    let Conv { batch, groups, channels, filters, window, .. } = *conv;
+    let pixels = |sides: [usize; 3]| sides.iter().product::<usize>();
+    [
+        batch * groups * channels * pixels(window.input),
+        batch * groups * filters * pixels(window.output),
+        groups * filters * channels * pixels(window.taps),
+    ]
+}
+
+/// Operations per second of convolutions, forward and both gradients, each time it is called.
+fn convolutions(pool: &Pool, convs: Vec<Conv>) -> impl FnMut() -> f64 {
+    let elem = convs[0].elem;
+    let most = convs.iter().map(sizes).fold([0; 3], |a, b| std::array::from_fn(|i| a[i].max(b[i])));
+    let [x, y, w] = most.map(|len| numbers(elem, len));
+    let (mut dx, mut dw, mut result) = (x.clone(), w.clone(), y.clone());
     move || {
         let start = Instant::now();
-        let (x, w) = (images.as_ptr().cast(), kernels.as_ptr().cast());
+        let [x, y, w] = [&x, &y, &w].map(|operand| operand.as_ptr().cast());
         let mut flops = 0;
         for conv in &convs {
             // SAFETY: the buffers are at least as large as the shapes.
             unsafe {
                 conv.forward(pool, x, w, result.as_mut_ptr().cast());
-                conv.grad_input(pool, x, w, result.as_mut_ptr().cast());
-                conv.grad_weight(pool, x, x, gradient.as_mut_ptr().cast());
+                conv.grad_input(pool, y, w, dx.as_mut_ptr().cast());
+                conv.grad_weight(pool, x, y, dw.as_mut_ptr().cast());
             }
-            let Conv { filters, window, .. } = conv;
-            let taps: usize = window.taps.iter().product();
-            flops += 3 * 2 * batch * channels * filters * taps * size * size;
+            let terms = conv.channels * conv.window.taps.iter().product::<usize>();
+            flops += 3 * 2 * sizes(conv)[1] * terms;
         }
         flops as f64 / start.elapsed().as_secs_f64()
     }

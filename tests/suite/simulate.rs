@@ -118,11 +118,21 @@ fn a_calibration_is_a_cluster_of_this_machine_for_plans_of_the_cpu() {
         "bytes_per_second",
         "gemm_f32_flops",
         "gemm_bf16_flops",
+        "conv_strided_bf16_flops",
+    ] {
+        assert!(found[key].as_f64().is_some_and(|rate| rate > 1e6), "{key} is {}", found[key]);
+    }
+    for key in [
+        "narrow_f32_flops",
+        "narrow_bf16_flops",
         "conv_f32_flops",
         "conv_3x3_f32_flops",
         "conv_bf16_flops",
+        "conv_depthwise_f32_flops",
     ] {
-        assert!(found[key].as_f64().is_some_and(|rate| rate > 1e6), "{key} is {}", found[key]);
+        let points = found[key].as_array().unwrap();
+        assert!(points.len() >= 3, "{key}");
+        assert!(points.iter().all(|p| p[0].is_u64() && p[1].as_f64().unwrap() > 1e6), "{key}");
     }
     assert_eq!(found["threads"], 1);
     let simulate = ["simulate", plan.to_str().unwrap(), "--cluster", &file, "--json"];

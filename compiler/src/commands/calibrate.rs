@@ -2,8 +2,8 @@
 
 use crate::diagnostics::Report;
 use frit_ir::{Code, Diagnostic};
-use frit_passes::cost::{Cluster, Convolutions, Device};
-use frit_runtime::calibrate::{Ceilings, ceilings};
+use frit_passes::cost::{Cluster, Convolutions, Curve, Device, Narrow};
+use frit_runtime::calibrate::{Ceilings, STRIDED_CHANNELS, ceilings};
 use frit_runtime::files;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -59,6 +59,7 @@ fn cluster(found: &Ceilings) -> Cluster {
     let base = Cluster::threads("");
     // One efficiency serves both types, so the 16-bit peak is the one with which it gives the measured GEMM rate.
     let efficiency = (found.gemm_f32_flops / found.f32_flops).min(1.0);
+    let unstrided = curve(&found.conv_bf16_flops, 1.0).at(STRIDED_CHANNELS);
     let device = Device {
         name: format!("CPU, {} threads", found.threads),
         memory_gib: found
@@ -73,23 +74,41 @@ fn cluster(found: &Ceilings) -> Cluster {
         attention_efficiency: (found.attention_flops / found.f32_flops).min(1.0),
         launch_us: 1e6 * found.call_seconds,
         convolutions: Some(Convolutions {
-            single_tflops: SUSTAINED * found.conv_f32_flops / 1e12,
-            tiles_tflops: SUSTAINED * found.conv_3x3_f32_flops / 1e12,
-            half_tflops: SUSTAINED * found.conv_bf16_flops / 1e12,
+            single_tflops: curve(&found.conv_f32_flops, SUSTAINED / 1e12),
+            tiles_tflops: curve(&found.conv_3x3_f32_flops, SUSTAINED / 1e12),
+            half_tflops: curve(&found.conv_bf16_flops, SUSTAINED / 1e12),
+            strided: (found.conv_strided_bf16_flops / unstrided).min(1.0),
+            depthwise_tflops: Some(curve(&found.conv_depthwise_f32_flops, SUSTAINED / 1e12)),
+        }),
+        narrow: Some(Narrow {
+            single: curve(&found.narrow_f32_flops, 1.0 / found.gemm_f32_flops),
+            half: curve(&found.narrow_bf16_flops, 1.0 / found.gemm_bf16_flops),
         }),
         ..base.device
     };
     Cluster { name: "cpu".into(), devices_per_node: 64, device, ..base }
 }
 
+/// What was measured at some sizes, times a factor.
+fn curve(measured: &[(usize, f64)], factor: f64) -> Curve {
+    Curve(measured.iter().map(|(size, value)| (*size, factor * value)).collect())
+}
+
 fn text(found: &Ceilings, output: Option<&Path>) -> String {
     let giga = |flops: f64| format!("{:.0} GFLOP/s", flops / 1e9);
+    let range = |curve: &[(usize, f64)]| {
+        let ends = [curve.first(), curve.last()].map(|end| end.map_or(0.0, |end| end.1 / 1e9));
+        format!("{:.0} ... {:.0} GFLOP/s", ends[0], ends[1])
+    };
     let part = |flops: f64, of: f64| format!("{} ({:.0} %)", giga(flops), 100.0 * flops / of);
     let mut text = format!(
         "threads       {}\n\
          peak          {} in f32, {} in bf16: multiply-adds in registers{}\n\
          GEMM          {} in f32, {} in bf16: 2048 x 3072 x 768\n\
-         convolutions  {} in f32, {} with 3 x 3 taps, {} in bf16: with gradients\n\
+         \x20 narrow      {} in f32, {} in bf16: of 6272 rows, from 16 ... 512 columns to four times as many\n\
+         convolutions  {} in f32, {} with 3 x 3 taps, {} in bf16: of 16 ... 512 channels, with gradients\n\
+         \x20 strided     {} in bf16: 3 x 3 taps, 128 channels\n\
+         \x20 depthwise   {} in f32: 3 x 3, 5 x 5 and 7 x 7 taps\n\
          attention     {} in f32: causal, 12 heads, 1024 tokens\n\
          memory        {:.1} GB/s read and written\n\
          empty kernel  {:.2} us\n",
@@ -103,9 +122,13 @@ fn text(found: &Ceilings, output: Option<&Path>) -> String {
         },
         part(found.gemm_f32_flops, found.f32_flops),
         part(found.gemm_bf16_flops, found.bf16_flops),
-        giga(found.conv_f32_flops),
-        giga(found.conv_3x3_f32_flops),
-        giga(found.conv_bf16_flops),
+        range(&found.narrow_f32_flops),
+        range(&found.narrow_bf16_flops),
+        range(&found.conv_f32_flops),
+        range(&found.conv_3x3_f32_flops),
+        range(&found.conv_bf16_flops),
+        giga(found.conv_strided_bf16_flops),
+        range(&found.conv_depthwise_f32_flops),
         part(found.attention_flops, found.multiply_add_flops),
         found.bytes_per_second / 1e9,
         1e6 * found.call_seconds,

@@ -153,25 +153,29 @@ impl Cluster {
         if self.devices_per_node == 0 {
             return Some("`devices_per_node` must be at least 1".into());
         }
-        let convolutions =
-            d.convolutions.map_or([1.0; 3], |c| [c.single_tflops, c.tiles_tflops, c.half_tflops]);
-        let convolutions = [
-            "device.convolutions.single_tflops",
-            "device.convolutions.tiles_tflops",
-            "device.convolutions.half_tflops",
-        ]
-        .into_iter()
-        .zip(convolutions);
-        for (name, x) in positive.into_iter().chain(convolutions) {
+        for (name, x) in positive {
             if !(x.is_finite() && x > 0.0) {
                 return Some(format!("`{name}` must be positive, not {x}"));
             }
         }
+        let strided = d.convolutions.as_ref().map_or(1.0, |c| c.strided);
+        let fraction = fraction.into_iter().chain([("device.convolutions.strided", strided)]);
         for (name, x) in fraction {
             let least = if name == "contention" { 0.0 } else { f64::MIN_POSITIVE };
             let most = if name == "contention" { 0.99 } else { 1.0 };
             if !(least..=most).contains(&x) {
                 return Some(format!("`{name}` must be a fraction, not {x}"));
+            }
+        }
+        let convolutions = d.convolutions.iter().flat_map(|c| c.curves());
+        let narrow = d.narrow.iter().flat_map(|n| [("single", &n.single), ("half", &n.half)]);
+        let curves = convolutions.map(|(name, curve)| (format!("convolutions.{name}"), curve));
+        let curves = curves.chain(narrow.map(|(name, curve)| (format!("narrow.{name}"), curve)));
+        for (name, curve) in curves {
+            if !curve.is_valid() {
+                return Some(format!(
+                    "`device.{name}` must have pairs of a size and a value, with sizes that ascend and values that are positive"
+                ));
             }
         }
         for (name, x) in time {

@@ -37,28 +37,88 @@ pub struct Device {
     /// What convolutions sustain, if measured; else a fraction of the rate of matmuls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub convolutions: Option<Convolutions>,
+    /// Of a processor, fractions of the rate of large GEMMs that narrow ones sustain, if measured: for f32 and for 16-bit operands, by
+    /// the least of rows, columns and terms of a sum.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub narrow: Option<Narrow>,
 }
 
-/// Sustained rates of dense convolutions and their gradients, in 10¹² operations of direct sums per second.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// Sustained rates of convolutions and their gradients, in 10¹² operations of direct sums per second.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Convolutions {
-    /// Of f32.
-    pub single_tflops: f64,
-    /// Of f32 with 3 × 3 taps, which processors compute in tiles.
-    pub tiles_tflops: f64,
-    /// Of f16 and bf16.
-    pub half_tflops: f64,
+    /// Of f32, by width: the fewer of the filters of a group and of the elements of its window.
+    pub single_tflops: Curve,
+    /// Of f32 with 3 × 3 taps, which processors compute in tiles, by width.
+    pub tiles_tflops: Curve,
+    /// Of f16 and bf16, by width.
+    pub half_tflops: Curve,
+    /// Fraction of these rates with strides.
+    #[serde(default = "whole")]
+    pub strided: f64,
+    /// Of one channel per group, by taps; as of others, if not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub depthwise_tflops: Option<Curve>,
+}
+
+fn whole() -> f64 {
+    1.0
 }
 
 impl Convolutions {
-    /// The rate of those of a type.
-    pub fn tflops(&self, dtype: DType, is_in_tiles: bool) -> f64 {
-        match (dtype.is_low_precision(), is_in_tiles) {
-            (true, _) => self.half_tflops,
-            (false, true) => self.tiles_tflops,
-            (false, false) => self.single_tflops,
+    /// All curves with their names.
+    pub(super) fn curves(&self) -> impl Iterator<Item = (&'static str, &Curve)> {
+        let dense = [
+            ("single_tflops", &self.single_tflops),
+            ("tiles_tflops", &self.tiles_tflops),
+            ("half_tflops", &self.half_tflops),
+        ];
+        dense.into_iter().chain(self.depthwise_tflops.iter().map(|c| ("depthwise_tflops", c)))
+    }
+}
+
+/// Fractions of the rate of large GEMMs, by the least of rows, columns and terms of a sum.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Narrow {
+    /// Of f32 operands.
+    pub single: Curve,
+    /// Of f16 and bf16 operands.
+    pub half: Curve,
+}
+
+/// A quantity that was measured at some sizes, in ascending order: pairs of a size and its value.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Curve(pub Vec<(usize, f64)>);
+
+impl Curve {
+    /// The same at all sizes.
+    pub fn flat(value: f64) -> Curve {
+        Curve(vec![(1, value)])
+    }
+
+    /// The value at a size: between two measured ones interpolated along the logarithm of the size, outside that of the nearest. A curve
+    /// without points has none, which [`Cluster::defect`](super::Cluster::defect) refuses.
+    pub fn at(&self, size: usize) -> f64 {
+        let next = self.0.partition_point(|(at, _)| *at < size);
+        let [low, high] = [next.saturating_sub(1), next].map(|i| self.0.get(i).or(self.0.last()));
+        match (low, high) {
+            (Some((from, a)), Some((to, b))) if from < to && size > *from => {
+                let [from, to, size] = [*from, *to, size].map(|size| (size as f64).ln());
+                a + (b - a) * (size - from) / (to - from)
+            }
+            (Some((_, value)), _) => *value,
+            _ => f64::NAN,
         }
+    }
+
+    /// Whether there are points, with sizes that ascend and values that are positive.
+    pub(super) fn is_valid(&self) -> bool {
+        let ascends = self.0.is_sorted_by(|(a, _), (b, _)| a < b);
+        ascends
+            && !self.0.is_empty()
+            && self.0.iter().all(|(size, value)| *size > 0 && value.is_finite() && *value > 0.0)
     }
 }
 
@@ -78,6 +138,7 @@ impl Device {
             memory_efficiency: 0.85,
             launch_us: 2.5,
             convolutions: None,
+            narrow: None,
         }
     }
 
@@ -96,6 +157,7 @@ impl Device {
             memory_efficiency: 0.85,
             launch_us: 2.5,
             convolutions: None,
+            narrow: None,
         }
     }
 
@@ -105,9 +167,14 @@ impl Device {
     pub fn h100_alone() -> Device {
         let alone =
             Device { matmul_efficiency: 0.72, attention_efficiency: 0.26, ..Device::h100() };
-        let single_tflops = CONVOLUTION * alone.matmul_efficiency * alone.single_tflops;
-        let convolutions =
-            Convolutions { single_tflops, tiles_tflops: single_tflops, half_tflops: 148.0 };
+        let single = Curve::flat(CONVOLUTION * alone.matmul_efficiency * alone.single_tflops);
+        let convolutions = Convolutions {
+            single_tflops: single.clone(),
+            tiles_tflops: single,
+            half_tflops: Curve::flat(148.0),
+            strided: 1.0,
+            depthwise_tflops: None,
+        };
         Device { convolutions: Some(convolutions), ..alone }
     }
 
@@ -157,6 +224,7 @@ impl Device {
             memory_efficiency: 1.0,
             launch_us: 1.0,
             convolutions: None,
+            narrow: None,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Durations of kernels: the longer of their arithmetic and their memory traffic.
 
-use super::Device;
+use super::{Convolutions, Device};
 use frit_ir::ops::{BinaryFn, Conv, ConvGradInput, ConvGradWeight, MatMul, Window};
 use frit_ir::{DType, Graph, Node, Op, TensorType};
 
@@ -40,6 +40,9 @@ const PIPELINE_DEPTH: f64 = 128.0;
 /// Into how many parts the contracted size may be split where tiles are few.
 const SPLITS: &[usize] = &[1, 2, 4, 8];
 
+/// So many times as many terms as rows and columns make a processor share out the terms among threads.
+const DEEP: usize = 8;
+
 /// Attention's backward pass has five matmuls for the forward's two, and less reuse of its tiles.
 const ATTENTION_BACKWARD: f64 = 0.75;
 
@@ -75,6 +78,12 @@ impl GemmShape {
     pub fn bytes(&self) -> u64 {
         let operands = self.m * self.k + self.k * self.n;
         (self.batch * (operands * self.dtype.size() + self.m * self.n * self.out.size())) as u64
+    }
+
+    /// Elements of the shorter side of the right operand, by which sides a processor packs; of sums over many terms, of the result. Few rows
+    /// of a wide operand are bound by packing that one.
+    fn width(&self) -> usize {
+        if self.k > DEEP * self.m.max(self.n) { self.m.min(self.n) } else { self.n.min(self.k) }
     }
 
     /// Bytes of the right operands in the panels in which processors read them: pairs of 16-bit numbers, or f32.
@@ -120,6 +129,11 @@ impl Device {
             return 0.0;
         }
         if !self.has_matrix_units() {
+            let narrow = self.narrow.as_ref().map(|narrow| match p.dtype.is_low_precision() {
+                true => &narrow.half,
+                false => &narrow.single,
+            });
+            let rate = rate * narrow.map_or(1.0, |curve| curve.at(p.width()));
             // The right operand is packed anew: read, and written to caches. With few rows that takes as long as the arithmetic.
             return p.flops() as f64 / rate
                 + 2.0 * p.packed_bytes() as f64 / self.bytes_per_second();
@@ -189,7 +203,8 @@ impl Device {
                     && dtype(0) == DType::F32
                     && is_in_tiles(window, *groups, w.shape.dims());
                 if let Some(measured) = &self.convolutions {
-                    return flops / (1e12 * measured.tflops(dtype(0), is_in_tiles));
+                    let kind = (dtype(0), is_in_tiles);
+                    return flops / (1e12 * measured.tflops(kind, w.shape.dims(), *groups, window));
                 }
                 let part = if is_in_tiles { IN_TILES } else { 1.0 };
                 part * flops / rate(0, self.matmul_efficiency * CONVOLUTION)
@@ -217,6 +232,30 @@ impl Device {
     /// Seconds of a copy, a fill, or any kernel without arithmetic to speak of.
     pub fn copy_seconds(&self, bytes: u64) -> f64 {
         1e-6 * self.launch_us + bytes as f64 / self.bytes_per_second()
+    }
+}
+
+impl Convolutions {
+    /// The rate of one with operands of this type and a kernel of these sizes, in 10¹² operations per second.
+    fn tflops(
+        &self,
+        (dtype, is_in_tiles): (DType, bool),
+        kernel: &[usize],
+        groups: usize,
+        window: &Window,
+    ) -> f64 {
+        let (filters, elements) = (kernel[0] / groups.max(1), kernel[1..].iter().product());
+        let dense = match (dtype.is_low_precision(), is_in_tiles) {
+            (true, _) => &self.half_tflops,
+            (false, true) => &self.tiles_tflops,
+            (false, false) => &self.single_tflops,
+        };
+        let is_strided = window.strides.iter().any(|stride| *stride > 1);
+        let rate = match &self.depthwise_tflops {
+            Some(depthwise) if kernel[1] == 1 && groups > 1 => depthwise.at(elements),
+            _ => dense.at(filters.min(elements)),
+        };
+        rate * if is_strided { self.strided } else { 1.0 }
     }
 }
 

@@ -16,6 +16,6 @@ mod tests;
 
 pub use cluster::{Cluster, Link};
 pub use collective::{Exchange, Members};
-pub use device::{Convolutions, Device};
+pub use device::{Convolutions, Curve, Device, Narrow};
 pub use kernel::{GemmShape, node_flops};
 pub use step::{step_us, step_us_in_f32};

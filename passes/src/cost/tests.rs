@@ -162,21 +162,71 @@ fn a_processor_computes_convolutions_of_three_by_three_taps_in_tiles() {
     assert_eq!(seconds(&gpu, DType::F32, 1, 3), seconds(&gpu, DType::F32, 2, 3));
 }
 
+fn measured() -> Convolutions {
+    Convolutions {
+        single_tflops: Curve::flat(0.4),
+        tiles_tflops: Curve::flat(0.6),
+        half_tflops: Curve(vec![(16, 0.4), (256, 1.2)]),
+        strided: 0.5,
+        depthwise_tflops: None,
+    }
+}
+
 #[test]
 fn measured_convolutions_take_the_rate_of_their_kind() {
-    let measured = Convolutions { single_tflops: 0.4, tiles_tflops: 0.6, half_tflops: 1.2 };
-    let cpu = Device { convolutions: Some(measured), ..Device::cpu("+avx512f") };
-    for (dtype, taps, tflops) in
-        [(DType::F32, 1, 0.4), (DType::F32, 3, 0.6), (DType::BF16, 1, 1.2), (DType::BF16, 3, 1.2)]
-    {
-        let rate = 1e-12 / convolution_seconds(&cpu, dtype, 1, taps);
+    let cpu = Device { convolutions: Some(measured()), ..Device::cpu("+avx512f") };
+    for (dtype, stride, taps, tflops) in [
+        (DType::F32, 1, 1, 0.4),
+        (DType::F32, 1, 3, 0.6),
+        (DType::F32, 2, 3, 0.2),
+        (DType::BF16, 1, 1, 0.8),
+        (DType::BF16, 1, 3, 0.8),
+    ] {
+        let rate = 1e-12 / convolution_seconds(&cpu, dtype, stride, taps);
         assert!((rate / tflops - 1.0).abs() < 1e-9, "{dtype:?} {taps}: {rate}");
     }
-    let wrong = Convolutions { tiles_tflops: 0.0, ..measured };
-    let device = Device { convolutions: Some(wrong), ..cpu };
-    let cluster = Cluster { device, ..Cluster::threads("") };
-    let defect = cluster.defect().expect("a rate of zero");
-    assert!(defect.contains("device.convolutions.tiles_tflops"), "{defect}");
+    for wrong in [Curve::flat(0.0), Curve(vec![]), Curve(vec![(64, 1.0), (64, 2.0)])] {
+        let convolutions = Convolutions { tiles_tflops: wrong, ..measured() };
+        let device = Device { convolutions: Some(convolutions), ..cpu.clone() };
+        let cluster = Cluster { device, ..Cluster::threads("") };
+        let defect = cluster.defect().expect("a rate that is none");
+        assert!(defect.contains("device.convolutions.tiles_tflops"), "{defect}");
+    }
+}
+
+#[test]
+fn curves_are_interpolated_and_end_flat() {
+    let curve = Curve(vec![(16, 1.0), (64, 3.0), (128, 2.0)]);
+    for (size, value) in [(1, 1.0), (16, 1.0), (32, 2.0), (64, 3.0), (128, 2.0), (4096, 2.0)] {
+        assert!((curve.at(size) - value).abs() < 1e-12, "{size}: {}", curve.at(size));
+    }
+}
+
+#[test]
+fn narrow_matmuls_take_the_measured_fraction() {
+    let curve = Curve(vec![(32, 0.25), (512, 1.0)]);
+    let narrow = Narrow { single: curve.clone(), half: curve };
+    let wide = Device { narrow: None, ..Device::cpu("+avx512f") };
+    let device = Device { narrow: Some(narrow), ..wide.clone() };
+    let shape = |m, n, k| GemmShape {
+        dtype: DType::F32,
+        out: DType::F32,
+        batch: 1,
+        m,
+        n,
+        k,
+        trans: [false; 2],
+    };
+    let ratio = |p: &GemmShape| {
+        let packing = |d: &Device| d.gemm_seconds(p) - p.flops() as f64 / d.peak_flops(p.dtype);
+        let arithmetic = |d: &Device| d.gemm_seconds(p) - packing(&wide);
+        arithmetic(&device) / arithmetic(&wide)
+    };
+    assert!((ratio(&shape(4096, 4096, 512)) - 1.0).abs() < 1e-9);
+    assert!((ratio(&shape(32, 4096, 4096)) - 1.0).abs() < 1e-9);
+    for narrow in [shape(32, 64, 4096), shape(4096, 32, 4096), shape(4096, 4096, 32)] {
+        assert!((ratio(&narrow) - 4.0).abs() < 1e-9, "{narrow:?}");
+    }
 }
 
 #[test]
