@@ -95,6 +95,13 @@ fn clusters_come_from_files_and_what_is_wrong_with_one_is_said() {
     let builtin = seconds(run("h100").unwrap());
     assert_eq!(seconds(file("base = \"h100\"\nname = \"mine\"\n").unwrap()), builtin);
     assert!(seconds(file("base = \"h100\"\ncollective_us = 6000\n").unwrap()) > 2.0 * builtin);
+    let convolutions = |rate: &str| {
+        file(&format!("base = \"h100-alone\"\ndevice.convolutions.half_tflops = {rate}\n"))
+    };
+    assert_eq!(seconds(convolutions("148").unwrap()), seconds(run("h100-alone").unwrap()));
+    assert!(convolutions("[[64, 100.0], [256, 150.0]]").is_ok());
+    assert!(convolutions("\"fast\"").unwrap_err().contains("a list of pairs"));
+    assert!(convolutions("[[64, 0.0]]").unwrap_err().contains("sizes that ascend"));
     assert!(run("no-such-cluster").unwrap_err().contains("a100-80g"));
     assert!(file("base = \"h101\"\n").unwrap_err().contains("h101"));
     assert!(file("base = \"h100\"\nspeed = 3\n").unwrap_err().contains("speed"));

@@ -87,10 +87,36 @@ pub struct Narrow {
     pub half: Curve,
 }
 
-/// A quantity that was measured at some sizes, in ascending order: pairs of a size and its value.
+/// A quantity that was measured at some sizes, in ascending order: pairs of a size and its value. In files a number is the same at all sizes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(transparent)]
+#[serde(from = "Written", into = "Written")]
 pub struct Curve(pub Vec<(usize, f64)>);
+
+/// A [`Curve`] in a file.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged, expecting = "a number, or a list of pairs of a size and a number")]
+enum Written {
+    Flat(f64),
+    Points(Vec<(usize, f64)>),
+}
+
+impl From<Written> for Curve {
+    fn from(written: Written) -> Curve {
+        match written {
+            Written::Flat(value) => Curve::flat(value),
+            Written::Points(points) => Curve(points),
+        }
+    }
+}
+
+impl From<Curve> for Written {
+    fn from(Curve(points): Curve) -> Written {
+        match points[..] {
+            [(_, value)] => Written::Flat(value),
+            _ => Written::Points(points),
+        }
+    }
+}
 
 impl Curve {
     /// The same at all sizes.

@@ -203,6 +203,19 @@ fn curves_are_interpolated_and_end_flat() {
 }
 
 #[test]
+fn curves_are_written_as_numbers_or_pairs() {
+    let text = |curve: &Curve| serde_json::to_string(curve).unwrap();
+    let read = |text: &str| serde_json::from_str::<Curve>(text);
+    for curve in [Curve::flat(0.5), Curve(vec![(16, 1.0), (64, 3.0)])] {
+        assert_eq!(read(&text(&curve)).unwrap(), curve);
+    }
+    assert_eq!(text(&Curve::flat(0.5)), "0.5");
+    assert_eq!(read("2").unwrap(), Curve::flat(2.0));
+    let error = read("[1, 2]").unwrap_err().to_string();
+    assert!(error.contains("a list of pairs of a size and a number"), "{error}");
+}
+
+#[test]
 fn narrow_matmuls_take_the_measured_fraction() {
     let curve = Curve(vec![(32, 0.25), (512, 1.0)]);
     let narrow = Narrow { single: curve.clone(), half: curve };

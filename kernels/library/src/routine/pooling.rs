@@ -249,12 +249,17 @@ impl Columns {
         mut each: impl FnMut(u32, Range<usize>, Range<usize>),
     ) {
         for tap in taps {
+            let mut column = None;
             for (row, span) in window.spans(tap, 0).take(window.rows()).enumerate() {
                 let (len, first) = (span.last - span.first, row * window.output[2] + span.first);
                 if len > 0 {
-                    let (line, column) = (span.from / self.width, span.from % self.width);
-                    let line = line * self.stride + column % self.stride;
-                    let from = line * self.count + column / self.stride;
+                    // All rows begin in the same column; dividing would take as long as a row.
+                    let (column, within) = *column.get_or_insert_with(|| {
+                        let column = span.from % self.width;
+                        (column, column % self.stride * self.count + column / self.stride)
+                    });
+                    let line = (span.from - column) / self.width;
+                    let from = line * self.stride * self.count + within;
                     each(tap as u32, from..from + len, first..first + len);
                 }
             }

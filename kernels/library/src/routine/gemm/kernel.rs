@@ -13,6 +13,7 @@ pub(super) const COLUMNS: usize = 2048;
 /// The most rows of a block of most kernels.
 pub(super) const ROWS: usize = 2048;
 /// The most bytes of an operand that is packed as a whole.
+#[cfg(target_arch = "x86_64")]
 pub(super) const WHOLE: usize = 16 << 20;
 
 /// A micro-kernel and the packing of its operands.
@@ -72,8 +73,10 @@ pub(super) struct Columns {
     pub(super) step: usize,
     /// Where the words are that are needed when as many depths are done, which the kernel may fetch into the cache: of this panel, or where
     /// columns are read in place of the next one, as processors do not foresee depths that are far apart.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "kernels of x86-64 fetch"))]
     pub(super) next: *const u32,
     /// A panel that stays in the first-level cache while those of A pass by, not the other way round.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "kernels of x86-64 ask"))]
     pub(super) stays: bool,
 }
 
