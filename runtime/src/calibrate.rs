@@ -210,7 +210,7 @@ fn convolutions(pool: &Pool, convs: Vec<Conv>) -> impl FnMut() -> f64 {
             unsafe {
                 conv.forward(pool, x, w, result.as_mut_ptr().cast());
                 conv.grad_input(pool, y, w, dx.as_mut_ptr().cast());
-                conv.grad_weight(pool, x, y, dw.as_mut_ptr().cast());
+                conv.grad_weight(pool, y, x, dw.as_mut_ptr().cast());
             }
             let terms = conv.channels * conv.window.taps.iter().product::<usize>();
             flops += 3 * 2 * sizes(conv)[1] * terms;
