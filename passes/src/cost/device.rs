@@ -130,7 +130,7 @@ impl Curve {
         let next = self.0.partition_point(|(at, _)| *at < size);
         let [low, high] = [next.saturating_sub(1), next].map(|i| self.0.get(i).or(self.0.last()));
         match (low, high) {
-            (Some((from, a)), Some((to, b))) if from < to && size > *from => {
+            (Some((from, a)), Some((to, b))) if from < to => {
                 let [from, to, size] = [*from, *to, size].map(|size| (size as f64).ln());
                 a + (b - a) * (size - from) / (to - from)
             }
