@@ -5,14 +5,14 @@ use frit_kernels::peak;
 use frit_kernels::pool::Pool;
 use frit_kernels::routine::attention::{Attention, Strides};
 use frit_kernels::routine::conv::Conv;
-use frit_kernels::routine::gemm::Gemm;
+use frit_kernels::routine::gemm::{Gemm, Operand};
 use frit_kernels::window::Window;
 use serde::Serialize;
 use std::time::Instant;
 
 /// Calls of each measurement, of which the best counts.
 const CALLS: usize = 12;
-/// Channels of convolutions and widths of GEMMs that are measured, with the side of the images: those of the stages of ResNet-50, and
+/// Channels of convolutions and widths of linear layers that are measured, with the side of the images: those of the stages of ResNet-50, and
 /// narrower ones.
 const WIDTHS: [(usize, usize); 6] =
     [(16, 112), (32, 112), (64, 56), (128, 28), (256, 14), (512, 7)];
@@ -20,9 +20,9 @@ const WIDTHS: [(usize, usize); 6] =
 pub const STRIDED_CHANNELS: usize = 128;
 /// Taps along each axis of depthwise convolutions that are measured.
 const DEPTHWISE_TAPS: [usize; 3] = [3, 5, 7];
-/// Rows, columns and terms of the large GEMM.
-const LARGE: [usize; 3] = [2048, 3072, 768];
-/// Rows of narrow GEMMs.
+/// Rows and width of the large linear layer.
+const LARGE: (usize, usize) = (2048, 768);
+/// Rows of narrow layers.
 const ROWS: usize = 6272;
 
 /// What this machine reaches with a number of threads. Rates are the best of several calls, in operations or bytes per
@@ -39,13 +39,13 @@ pub struct Ceilings {
     pub bf16_flops: f64,
     /// Bytes that a loop over arrays larger than caches reads and writes.
     pub bytes_per_second: f64,
-    /// A GEMM of 2048 × 3072 × 768 in f32.
+    /// GEMMs of a linear layer of 2048 rows from 768 to 3072 columns, and of its gradients, in f32.
     pub gemm_f32_flops: f64,
     /// The same of bf16 operands.
     pub gemm_bf16_flops: f64,
     /// Causal attention over 1024 tokens, forward, in f32.
     pub attention_flops: f64,
-    /// GEMMs of 6272 rows from `w` to `4 w` columns in f32, by `w`.
+    /// The same of 6272 rows from `w` to `4 w` columns in f32, by `w`; the last is the large layer.
     pub narrow_f32_flops: Vec<(usize, f64)>,
     /// The same of bf16 operands.
     pub narrow_bf16_flops: Vec<(usize, f64)>,
@@ -72,16 +72,17 @@ pub fn ceilings(threads: usize) -> Ceilings {
         (0..CALLS).map(|_| measure()).fold(0.0, f64::max)
     };
     // These take longest: the system needs some tens of milliseconds to give each thread a processor of its own.
-    let gemm_f32_flops = best(&mut gemm(&pool, Elem::F32, LARGE));
-    let gemm_bf16_flops = best(&mut gemm(&pool, Elem::BF16, LARGE));
+    let gemm_f32_flops = best(&mut layer(&pool, Elem::F32, LARGE));
+    let gemm_bf16_flops = best(&mut layer(&pool, Elem::BF16, LARGE));
     let multiply_add_flops = best(&mut || peak::f32_flops(&pool));
     let parts = best(&mut || peak::parts_flops(&pool).unwrap_or(0.0));
     let f32_flops = multiply_add_flops.max(parts);
     let half =
         peak::bf16_flops(&pool).map(|_| best(&mut || peak::bf16_flops(&pool).unwrap_or(0.0)));
-    let narrow = |elem: Elem| {
-        let rate = |width: usize| best(&mut gemm(&pool, elem, [ROWS, 4 * width, width]));
-        WIDTHS.map(|(width, _)| (width, rate(width))).to_vec()
+    let narrow = |elem: Elem, large: f64| {
+        let rate = |width: usize| best(&mut layer(&pool, elem, (ROWS, width)));
+        let narrow = WIDTHS.map(|(width, _)| (width, rate(width)));
+        narrow.into_iter().chain([(LARGE.1, large)]).collect()
     };
     let dense = |elem: Elem, taps: &[usize]| {
         let rate = |width, side| {
@@ -109,8 +110,8 @@ pub fn ceilings(threads: usize) -> Ceilings {
         gemm_f32_flops,
         gemm_bf16_flops,
         attention_flops: best(&mut attention(&pool)),
-        narrow_f32_flops: narrow(Elem::F32),
-        narrow_bf16_flops: narrow(Elem::BF16),
+        narrow_f32_flops: narrow(Elem::F32, gemm_f32_flops),
+        narrow_bf16_flops: narrow(Elem::BF16, gemm_bf16_flops),
         conv_f32_flops: dense(Elem::F32, &[1]),
         conv_3x3_f32_flops: dense(Elem::F32, &[3]),
         conv_bf16_flops: dense(Elem::BF16, &[1, 3]),
@@ -121,17 +122,32 @@ pub fn ceilings(threads: usize) -> Ceilings {
     }
 }
 
-/// Operations per second of a GEMM, each time it is called.
-fn gemm(pool: &Pool, elem: Elem, [m, n, k]: [usize; 3]) -> impl FnMut() -> f64 {
-    let gemm = Gemm::row_major(elem, Elem::F32, m, n, k);
-    let (a, b) = (numbers(elem, m * k), numbers(elem, k * n));
-    let mut c = vec![0_u32; m * n];
+/// Operations per second of the GEMMs of a linear layer from so many columns to four times as many and of its gradients, each time it is
+/// called. The gradient of the weights is f32, as sums of several micro-steps are.
+fn layer(pool: &Pool, elem: Elem, (rows, width): (usize, usize)) -> impl FnMut() -> f64 {
+    let wide = 4 * width;
+    let forward = Gemm::row_major(elem, elem, rows, wide, width);
+    let by_input = Gemm {
+        b: Operand::row_major(elem, width, wide).transposed(),
+        ..Gemm::row_major(elem, elem, rows, width, wide)
+    };
+    let by_weight = Gemm {
+        a: Operand::row_major(elem, rows, width).transposed(),
+        ..Gemm::row_major(elem, Elem::F32, width, wide, rows)
+    };
+    let [x, y, w] = [rows * width, rows * wide, width * wide].map(|len| numbers(elem, len));
+    let (mut dx, mut dw, mut result) = (x.clone(), vec![0_u32; width * wide], y.clone());
     move || {
         let start = Instant::now();
-        let (a, b) = (a.as_ptr().cast(), b.as_ptr().cast());
-        // SAFETY: the buffers have the sizes of the shape.
-        unsafe { gemm.run(pool, a, b, c.as_mut_ptr().cast(), std::ptr::null()) };
-        gemm.flops() as f64 / start.elapsed().as_secs_f64()
+        let [x, y, w] = [&x, &y, &w].map(|operand| operand.as_ptr().cast());
+        let none = std::ptr::null();
+        // SAFETY: the buffers have the sizes of the shapes.
+        unsafe {
+            forward.run(pool, x, w, result.as_mut_ptr().cast(), none);
+            by_input.run(pool, y, w, dx.as_mut_ptr().cast(), none);
+            by_weight.run(pool, x, y, dw.as_mut_ptr().cast(), none);
+        }
+        3.0 * forward.flops() as f64 / start.elapsed().as_secs_f64()
     }
 }
 

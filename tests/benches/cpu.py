@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times Frit's training steps on the CPU beside PyTorch's: the tables of docs/performance.md.
 
-    cpu.sh [--models gpt2,resnet50] [--precisions bf16] [--modes eager] [--recompute selective] [--rounds 9] [--threads 2] [--out results.json]
+    cpu.sh [--models gpt2,resnet50] [--precisions bf16] [--modes eager] [--recompute none] [--rounds 9] [--threads 2] [--out results.json]
 
 Seven models (and others, if named) with random weights, in fp32 and bf16 (autocast), AdamW, gradients clipped to a norm of 1. Each contestant is a process
 of its own with the same batch; in every round each takes one step in turn while the others sleep. PyTorch runs eager and under
@@ -34,7 +34,7 @@ def arguments():
     p.add_argument("--models", type=names(SEVEN + OTHERS), default=SEVEN, help=others)
     p.add_argument("--precisions", type=names(["fp32", "bf16"]), default=["fp32", "bf16"])
     p.add_argument("--modes", type=names(["eager", "compile"]), default=["eager", "compile"], help="PyTorch's (default: both)")
-    p.add_argument("--recompute", choices=["none", "selective"], default="none", help="Frit's memory.recompute; torch.compile is selective (default: %(default)s)")
+    p.add_argument("--recompute", choices=["none", "selective"], default="selective", help="Frit's memory.recompute; torch.compile is selective (default: %(default)s)")
     p.add_argument("--rounds", type=int, default=7, help="timed steps of each contestant (default: %(default)s)")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: %(default)s")
     p.add_argument("--plans", help="folder in which plans are kept, and used again (default: a temporary one)")

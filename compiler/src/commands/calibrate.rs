@@ -104,8 +104,8 @@ fn text(found: &Ceilings, output: Option<&Path>) -> String {
     let mut text = format!(
         "threads       {}\n\
          peak          {} in f32, {} in bf16: multiply-adds in registers{}\n\
-         GEMM          {} in f32, {} in bf16: 2048 x 3072 x 768\n\
-         \x20 narrow      {} in f32, {} in bf16: of 6272 rows, from 16 ... 512 columns to four times as many\n\
+         GEMM          {} in f32, {} in bf16: of 2048 rows, from 768 to 3072 columns, with gradients\n\
+         \x20 narrow      {} in f32, {} in bf16: of 6272 rows, from 16 ... 768 columns to four times as many\n\
          convolutions  {} in f32, {} with 3 x 3 taps, {} in bf16: of 16 ... 512 channels, with gradients\n\
          \x20 strided     {} in bf16: 3 x 3 taps, 128 channels\n\
          \x20 depthwise   {} in f32: 3 x 3, 5 x 5 and 7 x 7 taps\n\

@@ -169,8 +169,9 @@ fn pooling() {
 
 #[test]
 fn batch_normalization() {
-    for shape in [&[4, 3][..], &[70, 41], &[9, 37, 1, 3], &[2, 3, 5], &[3, 1, 4, 4], &[2, 3, 6, 6]]
-    {
+    let few = [&[4, 3][..], &[70, 41], &[9, 37, 1, 3], &[2, 3, 5], &[3, 1, 4, 4], &[5, 40, 7, 7]];
+    let many = [&[2, 3, 6, 6][..], &[2, 3, 11, 11], &[2, 3, 12, 12]];
+    for shape in few.into_iter().chain(many) {
         for dtype in [DType::F32, DType::BF16] {
             let c = shape[1];
             let vector = |seed| operand(DType::F32, &[c], seed);
@@ -196,6 +197,7 @@ fn batch_normalization_with_relu() {
         (&[4, 3][..], DType::F32),
         (&[2, 3, 5], DType::F16),
         (&[3, 2, 8, 8], DType::BF16),
+        (&[3, 2, 13, 13], DType::BF16),
         (&[2, 3, 40, 40], DType::F16),
     ];
     for (shape, dtype) in cases {
@@ -255,7 +257,7 @@ fn batch_normalization_with_relu() {
             }
         }
     }
-    assert_eq!(bodies, 24);
+    assert_eq!(bodies, 6 * cases.len());
 }
 
 /// Bodies that are nearly such regions have no routine.

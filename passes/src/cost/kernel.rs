@@ -1,7 +1,7 @@
 //! Durations of kernels: the longer of their arithmetic and their memory traffic.
 
-use super::{Convolutions, Device};
-use frit_ir::ops::{BinaryFn, Conv, ConvGradInput, ConvGradWeight, MatMul, Window};
+use super::{Convolutions, Device, processor};
+use frit_ir::ops::{Conv, ConvGradInput, ConvGradWeight, MatMul, Window};
 use frit_ir::{DType, Graph, Node, Op, TensorType};
 
 /// A batch of matmuls `[m, k] × [k, n]`.
@@ -45,9 +45,6 @@ const DEEP: usize = 8;
 
 /// Attention's backward pass has five matmuls for the forward's two, and less reuse of its tiles.
 const ATTENTION_BACKWARD: f64 = 0.75;
-
-/// Vector operations in whose time a processor computes a function such as eˣ or tanh, by a polynomial and a division, as measured on the CPU.
-const FUNCTION: f64 = 70.0;
 
 /// Fraction of the rate of a GEMM that convolutions reach, if not measured: they move windows through tensor cores.
 pub(super) const CONVOLUTION: f64 = 0.75;
@@ -161,8 +158,14 @@ impl Device {
     pub fn kernel_seconds(&self, body: &Graph, bytes: u64) -> f64 {
         let arithmetic: f64 =
             body.nodes().map(|(_, n)| self.arithmetic_seconds(body, n, false)).sum();
-        let gemm = arithmetic.max(bytes as f64 / self.bytes_per_second());
-        1e-6 * self.launch_us + gemm + self.rounding_seconds(body)
+        let is_processor = !self.has_matrix_units();
+        let bytes = if is_processor { processor::traffic(body, bytes) } else { bytes as f64 };
+        let traffic = bytes / self.bytes_per_second();
+        let kernel = match is_processor && processor::is_in_phases(body) {
+            true => arithmetic + traffic,
+            false => arithmetic.max(traffic),
+        };
+        1e-6 * self.launch_us + kernel + self.rounding_seconds(body)
     }
 
     /// Seconds in which a GEMM kernel quantizes its operands to 8-bit floats: for each, a launch for its amax, if
@@ -212,8 +215,11 @@ impl Device {
             Op::Attention(_) => flops * self.attention_seconds(dtype(0)),
             Op::AttentionGrad(_) => flops * self.attention_seconds(dtype(1)) / ATTENTION_BACKWARD,
             _ => {
-                let functions = if self.has_matrix_units() { 0 } else { functions(graph, node) };
-                (flops + FUNCTION * functions as f64) / (1e12 * self.vector_tflops)
+                let more = match self.has_matrix_units() {
+                    true => 0.0,
+                    false => processor::vector_operations(graph, node),
+                };
+                (flops + more) / (1e12 * self.vector_tflops)
             }
         }
     }
@@ -257,21 +263,6 @@ impl Convolutions {
         };
         rate * if is_strided { self.strided } else { 1.0 }
     }
-}
-
-/// Elements of a node of which each takes a function that processors have no instruction for.
-fn functions(graph: &Graph, node: &Node) -> usize {
-    use BinaryFn::{GeluGrad, GeluTanhGrad, Pow, SiluGrad};
-    let is_function = match &node.op {
-        Op::Unary(f) => f.is_transcendental(),
-        Op::Binary(f) => matches!(f, GeluGrad | GeluTanhGrad | Pow | SiluGrad),
-        op => matches!(
-            op,
-            Op::Softmax(_) | Op::LogSoftmax(_) | Op::CrossEntropy(_) | Op::CrossEntropyGrad(_)
-        ),
-    };
-    let largest = node.inputs.iter().map(|v| graph.ty(*v).shape.numel()).max();
-    largest.filter(|_| is_function).unwrap_or(0)
 }
 
 /// Whether processors compute a convolution of f32 numbers by kernels of these sizes in tiles.

@@ -134,6 +134,60 @@ fn functions_without_an_instruction_cost_a_processor_more_than_others() {
     assert_eq!(seconds(&Device::h100(), "tanh"), seconds(&Device::h100(), "relu"));
 }
 
+/// A kernel of one operation, whose operands are `%x` and `%s`, f32 numbers of some shapes.
+fn kernel_of(x: &str, s: &str, kernel: &str) -> Graph {
+    let input = |name: &str, shape: &str| {
+        let leaf = format!("{{\"dtype\": \"f32\", \"shape\": [{shape}]}}");
+        format!("%{name}: f32[{shape}] = input {{name = \"{name}\", ty = {leaf}}}\n")
+    };
+    let (x, s) = (input("x", x), input("s", s));
+    let text = format!("graph @g world=1 {{\n{x}{s}{kernel}\nreturn %y as \"y\"\n}}");
+    frit_ir::text::parse(&text).unwrap_or_else(|e| panic!("{e:?}\n{text}"))
+}
+
+#[test]
+fn a_processor_waits_for_memory_before_it_normalizes_a_channel() {
+    let shape = "8, 64, 28, 28";
+    let norm = format!(
+        "%y: f32[{shape}], %m: f32[64], %v: f32[64] = batch_norm %x, %s, %s {{eps = 1e-5}}"
+    );
+    let body = kernel_of(shape, "64", &norm);
+    let (cpu, gpu) = (Device::cpu("+avx512f"), Device::h100());
+    let bytes = 2 * 4 * 8 * 64 * 28 * 28;
+    let traffic = bytes as f64 / cpu.bytes_per_second();
+    let added = cpu.kernel_seconds(&body, bytes) - cpu.kernel_seconds(&body, 0);
+    assert!((added / traffic - 1.0).abs() < 1e-9, "{added} {traffic}");
+    let on_gpu = bytes as f64 / gpu.bytes_per_second();
+    assert!(gpu.kernel_seconds(&body, bytes) < 1.01 * on_gpu + 1e-6 * gpu.launch_us);
+}
+
+#[test]
+fn a_processor_updates_in_place_faster_than_it_copies() {
+    let update = kernel_of("1000", "", "%y: f32[1000] = ema_step %x, %x, %s, %s, %s");
+    let copy = kernel_of("1000", "", "%y: f32[1000] = relu %x");
+    let seconds = |device: &Device, body| device.kernel_seconds(body, 1 << 30);
+    let cpu = Device::cpu("+avx512f");
+    assert!(seconds(&cpu, &update) < 0.7 * seconds(&cpu, &copy));
+    let gpu = Device::h100();
+    assert_eq!(seconds(&gpu, &update), seconds(&gpu, &copy));
+}
+
+#[test]
+fn a_processor_takes_longer_for_windows_of_more_taps() {
+    let pool = |taps: usize| {
+        let side = 56 - taps + 1;
+        let window = r#"{"strides": [1, 1], "dilations": [1, 1], "low": [0, 0], "high": [0, 0]}"#;
+        let text = format!(
+            "%y: f32[8, 64, {side}, {side}] = max_pool %x {{window = {window}, taps = [{taps}, {taps}]}}"
+        );
+        kernel_of("8, 64, 56, 56", "", &text)
+    };
+    let seconds = |device: &Device, taps| device.kernel_seconds(&pool(taps), 0);
+    let cpu = Device::cpu("+avx512f");
+    assert!(seconds(&cpu, 3) > 1.8 * seconds(&cpu, 2));
+    assert_eq!(seconds(&Device::h100(), 3), seconds(&Device::h100(), 2));
+}
+
 /// Seconds of the arithmetic of a convolution, for each operation.
 fn convolution_seconds(device: &Device, dtype: DType, stride: usize, taps: usize) -> f64 {
     let mut graph = Graph::new("conv");

@@ -6,10 +6,10 @@
 //!
 //! The forward pass is split into stages by its repeated blocks: a node belongs to the last block whose parameters it depends on. Values
 //! passed between stages are always kept. `unit` recomputes everything else in a stage, except in the last one, whose backward follows
-//! immediately. `selective` never computes a matmul, a convolution or attention again; of the sets of values from which cheap operations
-//! compute all that backward reads it keeps the one of the fewest bytes, a minimum cut ([`min_cut`]), and of equal ones that from which
-//! the least is recomputed. In low precision it starts from kept, hence rounded, results, while forward's kernels may have used unrounded
-//! ones.
+//! immediately. `selective` never computes a matmul, a convolution, attention or batch normalization again; of the sets of values from
+//! which cheap operations compute all that backward reads it keeps the one of the fewest bytes, a minimum cut ([`min_cut`]), and of equal
+//! ones that from which the least is recomputed. In low precision it starts from kept, hence rounded, results, while forward's kernels
+//! may have used unrounded ones.
 //!
 //! Runs before `shard`, so that the recomputation and the gradients of a stage read parameters through one gather.
 
@@ -226,14 +226,14 @@ fn fewest_bytes(graph: &Graph, hows: &[How], of_params: &[bool]) -> Vec<bool> {
     kept
 }
 
-/// Whether recomputing the node moves a few times its result and needs no matmul.
+/// Whether recomputing the node moves a few times its result and needs no matmul. Batch normalization passes over its operand three times.
 fn is_cheap(op: &Op) -> bool {
     if is_matrix(op) {
         return false;
     }
     op.is_pointwise()
         || op.is_layout()
-        || matches!(op, Op::LayerNorm(_) | Op::RmsNorm(_) | Op::Softmax(_) | Op::BatchNorm(_))
+        || matches!(op, Op::LayerNorm(_) | Op::RmsNorm(_) | Op::Softmax(_))
 }
 
 /// The value rematerialized, with everything it needs that is not stored; itself if it is stored.
