@@ -156,16 +156,21 @@ impl Device {
 
     /// Seconds of a kernel with this body that reads and writes this many bytes.
     pub fn kernel_seconds(&self, body: &Graph, bytes: u64) -> f64 {
+        self.body_seconds(body, bytes as f64, false) + self.rounding_seconds(body)
+    }
+
+    /// The same without the rounding of operands, with `wide` as if all of them were f32.
+    pub(super) fn body_seconds(&self, body: &Graph, bytes: f64, wide: bool) -> f64 {
         let arithmetic: f64 =
-            body.nodes().map(|(_, n)| self.arithmetic_seconds(body, n, false)).sum();
+            body.nodes().map(|(_, n)| self.arithmetic_seconds(body, n, wide)).sum();
         let is_processor = !self.has_matrix_units();
-        let bytes = if is_processor { processor::traffic(body, bytes) } else { bytes as f64 };
+        let bytes = if is_processor { processor::traffic(body, bytes) } else { bytes };
         let traffic = bytes / self.bytes_per_second();
         let kernel = match is_processor && processor::is_in_phases(body) {
             true => arithmetic + traffic,
             false => arithmetic.max(traffic),
         };
-        1e-6 * self.launch_us + kernel + self.rounding_seconds(body)
+        1e-6 * self.launch_us + kernel
     }
 
     /// Seconds in which a GEMM kernel quantizes its operands to 8-bit floats: for each, a launch for its amax, if

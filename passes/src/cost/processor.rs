@@ -42,9 +42,9 @@ pub(super) fn vector_operations(graph: &Graph, node: &Node) -> f64 {
 }
 
 /// The bytes of a copy that takes as long as the traffic of a kernel that moves this many.
-pub(super) fn traffic(body: &Graph, bytes: u64) -> f64 {
+pub(super) fn traffic(body: &Graph, bytes: f64) -> f64 {
     let is_in_place = body.nodes().any(|(_, n)| matches!(n.op, Op::OptimizerStep(_) | Op::EmaStep));
-    if is_in_place { IN_PLACE / COPY * bytes as f64 } else { bytes as f64 }
+    if is_in_place { IN_PLACE / COPY * bytes } else { bytes }
 }
 
 /// Whether a kernel waits for memory and computes in turn: it reads a whole channel before the first result.

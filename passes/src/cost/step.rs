@@ -30,9 +30,7 @@ fn task_us_in_f32(device: &Device, plan: &Plan, task: &Task, copies: &HashSet<Bu
     if inner.all(|n| matches!(n.op, Op::Cast(_))) {
         return 0.0;
     }
-    let arithmetic: f64 = body.nodes().map(|(_, n)| device.arithmetic_seconds(body, n, true)).sum();
-    let traffic = task.bytes as f64 * growth / device.bytes_per_second();
-    device.launch_us + 1e6 * arithmetic.max(traffic)
+    1e6 * device.body_seconds(body, task.bytes as f64 * growth, true)
 }
 
 fn own_bytes(place: &&Place) -> u64 {

@@ -6,6 +6,8 @@
 //! factor = 1 / (C·A), where `%scale` is a new state leaf `loss_scale` (first value 1) whose dynamics
 //! the passes `loss_scale` and `update` add. Nodes that this pass adds are in region backward.
 //!
+//! Many short matmuls by one weight, as in the steps of an unrolled recurrence, give it the gradient of one (`steps`).
+//!
 //! Of a function with a gradient of its own, `custom` writes that out instead; its other nodes receive no cotangents.
 //!
 //! Numerics: gradients run in the dtype of their forward node, with two exceptions that keep sums in f32. A view (cast,
@@ -17,6 +19,7 @@ mod builder;
 mod custom;
 mod lost;
 mod rules;
+mod steps;
 
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property};
 use builder::{Builder, RuleError};
@@ -207,14 +210,16 @@ impl Sweep {
     /// the rule of `cast` then has nothing left to do.
     fn total(&self, graph: &mut Graph, value: ValueId) -> Result<Option<ValueId>, Diagnostic> {
         let parts = &self.cotangents[value.0 as usize];
-        let (&[first, ref rest @ ..], false) = (parts.as_slice(), parts.is_empty()) else {
-            return Ok(None);
-        };
+        if let [] | [_] = parts[..] {
+            return Ok(parts.first().copied());
+        }
+        let origin = graph.def(value).origin.clone();
+        let parts = steps::joined(&mut Builder::new(graph, &origin), parts)?;
+        let (&first, rest) = parts.split_first().expect("invariant: there are cotangents");
         if rest.is_empty() {
             return Ok(Some(first));
         }
         let def = graph.def(value);
-        let origin = def.origin.clone();
         let narrowed = matches!(&def.op, Op::Cast(Cast { to }) if to.is_low_precision())
             && graph.ty(def.inputs[0]).dtype == DType::F32;
         let widest = parts.iter().map(|v| graph.ty(*v).dtype).max_by_key(|d| d.mantissa_bits());

@@ -325,6 +325,26 @@ fn matmuls() {
     single("broadcast batch", op(false, false), &[&[2, 1, 3, 4], &[5, 4, 2]]);
 }
 
+/// The steps of a recurrence, as rows or as columns, by a weight as it is or transposed.
+#[test]
+fn recurrences() {
+    for (by_rows, trans) in [(true, false), (true, true), (false, false), (false, true)] {
+        let state = if by_rows { [2, 8] } else { [8, 2] };
+        check("a recurrence", &[&[8, 8], &state], |g, p| {
+            let matmul = |trans_a, trans_b| Op::MatMul(MatMul { trans_a, trans_b, out: None });
+            let mut h = p[1];
+            for _ in 0..5 {
+                h = match by_rows {
+                    true => add(g, matmul(false, trans), &[h, p[0]])[0],
+                    false => add(g, matmul(trans, false), &[p[0], h])[0],
+                };
+                h = add(g, Op::Unary(UnaryFn::Tanh), &[h])[0];
+            }
+            h
+        });
+    }
+}
+
 #[test]
 fn normalization_softmax_and_loss() {
     single("softmax", Op::Softmax(Softmax { axis: 1 }), &[&[2, 3, 2]]);

@@ -15,6 +15,7 @@ mod part;
 mod reading;
 mod rounding;
 pub mod step;
+mod steps;
 mod substitute;
 mod term;
 mod truth;

@@ -3,6 +3,7 @@
 use crate::chunks::Chunks;
 use crate::index::{Atom, Ix, Kind, Var};
 use crate::lemmas::{self, Operand};
+use crate::steps::Steps;
 use crate::term::{Algebra, Term, TermId, Terms};
 use frit_ir::interpret::{Options, eval_op, leaf_key};
 use frit_ir::ops::{AllReduce, Cast, Constant, Fusion, ReduceKind, State, StateName};
@@ -114,6 +115,7 @@ pub(crate) struct Reading {
     /// By value, over the axes of its shape.
     pub(crate) terms: Vec<Option<TermId>>,
     chunks: Chunks,
+    steps: Steps,
 }
 
 impl Reading {
@@ -143,6 +145,7 @@ impl Reading {
             reduced_early: graph.nodes().any(|(_, n)| early(n)),
             terms: vec![None; graph.n_values()],
             chunks: Chunks::default(),
+            steps: Steps::default(),
         }
     }
 
@@ -218,7 +221,11 @@ impl Reading {
         });
         let operands: Vec<Operand> = operands.collect();
         let types: Vec<_> = node.outputs.iter().map(|v| graph.ty(*v)).collect();
-        let results = lemmas::results(t, &node.op, &operands, &types);
+        self.steps.note(t, node, &operands);
+        let results = match self.steps.summed(t, node, &types) {
+            Some(sum) => vec![sum],
+            None => lemmas::results(t, &node.op, &operands, &types),
+        };
         self.chunks.joined(t, node, &operands, (results, &types))
     }
 
@@ -290,11 +297,13 @@ impl Reading {
             inner.terms[value.0 as usize] = Some(self.of(*operand));
             known.extend(constants.get(operand).map(|x| (value, x.clone())));
             self.chunks.hand_on(*operand, &mut inner.chunks, value);
+            self.steps.hand_on(*operand, &mut inner.steps, value);
         }
         inner.read(t, body, &mut known);
         for (output, result) in body.outputs.iter().zip(&node.outputs) {
             constants.extend(known.get(&output.value).map(|x| (*result, x.clone())));
             inner.chunks.hand_on(output.value, &mut self.chunks, *result);
+            inner.steps.hand_on(output.value, &mut self.steps, *result);
         }
         body.outputs.iter().map(|o| inner.of(o.value)).collect()
     }
