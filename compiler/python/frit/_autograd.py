@@ -120,7 +120,10 @@ class _Function:
         # A result of integers has none.
         dys = [dy if y.is_floating_point() else None for y, dy in zip(results, cotangents)]
         gradients = inspect.unwrap(self.cls.backward)(ctx, *dys)
-        gradients = gradients if isinstance(gradients, (tuple, list)) else [gradients]
+        gradients = list(gradients) if isinstance(gradients, (tuple, list)) else [gradients]
+        # PyTorch takes more, if they are None.
+        while len(gradients) > len(self.args) and gradients[-1] is None:
+            gradients.pop()
         if len(gradients) != len(self.args):
             n, m = len(gradients), len(self.args)
             message = f"{self.cls.__name__}.backward returns {n} gradients for {m} arguments of forward"

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from frit._autograd import Functions
 from frit._errors import FritError, refuse
+from frit._translations import translations
 
 #: Parameters of more bytes are stored beside the model: the file format holds 2 GiB.
 LARGEST = 1 << 30
@@ -35,6 +36,10 @@ def export(module, example_inputs, path):
     if example_inputs is None:
         raise refuse("E097", "a torch module needs example inputs", "give example_inputs: a tensor, a tuple, or a dict")
     args, kwargs = _arguments(example_inputs)
+    for name, part in module.named_modules():
+        if getattr(part, "scale_grad_by_freq", False):
+            remedy = "leave it out: no file says that its gradient is divided by how often each row is read"
+            raise refuse("E032", f"the embedding `{name}` has scale_grad_by_freq", remedy)
     size = sum(p.numel() * p.element_size() for p in module.parameters())
     with _training(module), _flat(module) as outputs, _quiet(), _plain_attention():
         norms = [m for m in module.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
@@ -50,8 +55,9 @@ def export(module, example_inputs, path):
                     opset_version=18,
                     optimize=False,
                     verbose=False,
-                    custom_translation_table=_translations(),
+                    custom_translation_table=translations(),
                 )
+            _warn_of_lost_statistics(torch, program)
             functions.add_to(program)
             _name_outputs(program.model.graph, outputs)
             program.save(os.fspath(path), external_data=size > LARGEST)
@@ -68,6 +74,11 @@ def export(module, example_inputs, path):
     elif len(batch_norms) > 1:
         remedy = "export it with the TorchScript exporter and compile the file: docs/exporting.md says how"
         raise refuse("E053", "some batch normalizations of the module train and others do not", remedy)
+    written = _written(module, program.exported_program)
+    if written:
+        message = f"`forward` writes the buffer `{written}`, and the outputs depend on it"
+        remedy = "make it an input and an output of the module, or use the optimizer's moving average (`optimizer.ema`)"
+        raise refuse("E032", message, remedy)
     frozen = _frozen(module, set(program.model.graph.initializers))
     if frozen:
         options["params.frozen"] = frozen
@@ -78,7 +89,10 @@ def _reason(error):
     """What torch says of an export that failed, without its advice and its colors; the exception has all of it."""
     text = re.sub(r"\x1b?\[[0-9]+m", "", str(error))
     summary = text.partition("## Exception summary")[2].strip()
-    return (summary or text).partition("\n\n")[0]
+    first, _, rest = (summary or text).partition("\n\n")
+    # Where in the module it was.
+    causes = [line.strip() for line in rest.splitlines() if line.strip().startswith("Caused by:")]
+    return "\n".join([first, *causes])
 
 
 def _arguments(example):
@@ -143,15 +157,6 @@ def _flat(module):
             module.forward = had
 
 
-def _translations():
-    """Operators that the exporter writes in a form that overflows."""
-    import torch
-    from onnxscript import opset18 as onnx
-
-    # In place of Log(Sigmoid(x)), which is infinite where the sigmoid is 0.
-    return {torch.ops.aten.log_sigmoid.default: lambda x: onnx.Neg(onnx.Softplus(onnx.Neg(x)))}
-
-
 def _plain_attention():
     """Attention whose results have the layout that the exporter's decompositions give them. The fused kernels' differ, and
     a view of them that was traced does not decompose."""
@@ -184,6 +189,55 @@ def _name_outputs(graph, names):
         if name in inner and inner[name] is not output:
             inner[name].name = f"{name}_inner"
         output.name = name
+
+
+def _written(module, exported):
+    """A buffer that forward writes although its outputs depend on it: every step would read what it was at the export. Running
+    statistics are none."""
+    import torch
+
+    signature = exported.graph_signature
+    norms = torch.nn.modules.batchnorm._NormBase
+    statistics = {
+        f"{name}.{buffer}" if name else buffer
+        for name, m in module.named_modules(remove_duplicate=False)
+        if isinstance(m, norms)
+        for buffer, _ in m.named_buffers()
+    }
+    written = set(signature.buffers_to_mutate.values()) - statistics
+    results = set(signature.user_outputs)
+    for node in exported.graph.nodes:
+        buffer = signature.inputs_to_buffers.get(node.name) if node.op == "placeholder" else None
+        if buffer in written and results & _reached(node):
+            return buffer
+    return None
+
+
+def _warn_of_lost_statistics(torch, program):
+    """Says that the exporter removed calls of batch normalization, as nothing reads their results: these renew no running statistics."""
+    functional = torch.ops.aten._native_batch_norm_legit_functional.default
+    calls = sum(n.target is functional for n in program.exported_program.graph.nodes)
+    text = "_native_batch_norm_legit_functional."
+    kept = sum(
+        n.op_type == "BatchNormalization" and text in n.metadata_props.get("pkg.torch.onnx.fx_node", "")
+        for n in program.model.graph
+    )
+    if calls > kept:
+        warnings.warn(
+            f"nothing reads the results of {calls - kept} batch normalization(s): the plan does not renew their running statistics",
+            stacklevel=2,
+        )
+
+
+def _reached(node):
+    """Names of a node of a graph and of all that depend on it."""
+    reached, open_ = {node.name}, [node]
+    while open_:
+        for user in open_.pop().users:
+            if user.name not in reached:
+                reached.add(user.name)
+                open_.append(user)
+    return reached
 
 
 def _frozen(module, initializers):

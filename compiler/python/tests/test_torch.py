@@ -209,6 +209,134 @@ def test_saturated_sigmoids_are_exported_without_overflow(torch):
     assert abs(found["grad_norm"] - module.scale.grad.abs().item()) < 1e-4
 
 
+def losses_of(torch, module, inputs, loss, labels=()):
+    """Losses of three steps of SGD here, and by torch."""
+    optimizer = {"kind": "sgd", "lr": 0.1, "weight_decay": 0.0, "momentum": 0.0, "clip_grad_norm": 1e9}
+    plan = frit.compile(module, inputs, loss=loss, precision="fp32", optimizer=optimizer)
+    trainer = plan.trainer()
+    found = [trainer.step([*inputs.values(), *labels])["loss"] for _ in range(3)]
+    module, expected = copy.deepcopy(module).train(), []
+    own = torch.optim.SGD(module.parameters(), lr=0.1)
+    for _ in range(3):
+        y = module(*inputs.values())
+        total = y["loss"] if loss == "output" else torch.nn.functional.mse_loss(y, *labels)
+        own.zero_grad()
+        total.backward()
+        own.step()
+        expected.append(total.item())
+    return found, expected
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_labels_are_smoothed(torch, weighted, reduction):
+    class Smoothed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(6, 5)
+            self.register_buffer("weight", torch.rand(5) + 0.5)
+
+        def forward(self, x, y):
+            own = dict(weight=self.weight if weighted else None, reduction=reduction, label_smoothing=0.1)
+            return {"loss": torch.nn.functional.cross_entropy(self.layer(x).transpose(1, 2), y, **own)}
+
+    torch.manual_seed(0)
+    labels = torch.randint(0, 5, (3, 4))
+    labels[1, 2] = -100
+    found, expected = losses_of(torch, Smoothed(), {"x": torch.randn(3, 4, 6), "y": labels}, "output")
+    assert found == pytest.approx(expected, rel=2e-6)
+
+
+@pytest.mark.parametrize("include_self", [False, True])
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+def test_elements_are_scattered_as_torch_does(torch, reduce, include_self):
+    class Scattered(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+
+        def forward(self, x, segments):
+            h = self.layer(x).squeeze(1)  # Nothing to squeeze.
+            start = torch.ones(x.shape[0], 5, 4)
+            index = segments[..., None].expand_as(h)
+            return start.scatter_reduce(1, index, h, reduce, include_self=include_self)
+
+    torch.manual_seed(0)
+    inputs = {"x": torch.randn(2, 9, 4), "segments": torch.randint(0, 4, (2, 9))}
+    found, expected = losses_of(torch, Scattered(), inputs, "mse", [torch.randn(2, 5, 4)])
+    assert found == pytest.approx(expected, rel=2e-6)
+
+
+@pytest.mark.parametrize("form", ["sum", "mask", "norm", "linear", "constant"])
+def test_buffers_beside_parameters_are_themselves(torch, form):
+    class Beside(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(4, 4))
+            self.scale = torch.nn.Parameter(torch.randn(4))
+            self.register_buffer("mask", (torch.rand(4, 4) > 0.5).float())
+            self.register_buffer("shift", torch.randn(4))
+            self.constant = torch.randn(4)
+
+        def forward(self, x):
+            functional = torch.nn.functional
+            if form == "sum":
+                return x * (self.scale + self.shift)
+            if form == "mask":
+                return functional.linear(x, self.weight * self.mask, self.scale)
+            if form == "norm":
+                return functional.layer_norm(x, (4,), self.scale, self.shift)
+            if form == "linear":
+                return functional.linear(x, self.mask, self.scale)
+            return x * (self.scale + self.constant)
+
+    torch.manual_seed(0)
+    found, expected = losses_of(torch, Beside(), {"x": torch.randn(8, 4)}, "mse", [torch.randn(8, 4)])
+    assert found == pytest.approx(expected, rel=2e-6)
+
+
+def test_statistics_of_unread_results_are_warned_of(torch):
+    class Twice(torch.nn.Module):
+        def __init__(self, read):
+            super().__init__()
+            self.norm, self.read = torch.nn.BatchNorm1d(4), read
+            self.out = torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            first = self.norm(x * 2)
+            y = self.out(self.norm(x))
+            return y + first if self.read else y
+
+    inputs = {"x": torch.randn(8, 4)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        frit.compile(Twice(True), inputs, loss="mse")
+    with pytest.warns(UserWarning, match=r"results of 1 batch normalization\(s\)"):
+        frit.compile(Twice(False), inputs, loss="mse")
+
+
+def test_state_that_no_file_can_carry_is_refused(torch):
+    class Counted(torch.nn.Module):
+        def __init__(self, read):
+            super().__init__()
+            self.layer, self.norm, self.read = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), read
+            self.register_buffer("steps", torch.zeros(()))
+
+        def forward(self, x):
+            self.steps += 1
+            y = self.norm(self.layer(x))
+            return y / self.steps if self.read else y
+
+    inputs, labels = {"x": torch.randn(8, 4)}, [torch.randn(8, 4)]
+    with pytest.raises(frit.FritError, match=r"\[E032\] `forward` writes the buffer `steps`"):
+        frit.compile(Counted(True), inputs, loss="mse")
+    found, expected = losses_of(torch, Counted(False), inputs, "mse", labels)
+    assert found == pytest.approx(expected, rel=2e-6)
+    scaled = torch.nn.Embedding(6, 4, scale_grad_by_freq=True)
+    with pytest.raises(frit.FritError, match=r"\[E032\] the embedding `0` has scale_grad_by_freq"):
+        frit.compile(torch.nn.Sequential(scaled), torch.zeros(2, 3, dtype=torch.int64), loss="mse")
+
+
 def test_attention_of_any_layout_is_exported(torch):
     class Attention(torch.nn.Module):
         def __init__(self):

@@ -64,17 +64,20 @@ pub(super) fn is_detach(node: &NodeProto) -> bool {
 }
 
 /// Whether an operand of the call was detached by a node that the exporter's optimization removed; not if it is
-/// a constant.
-fn reads_removed_detach(node: &NodeProto, is_constant: impl Fn(&str) -> bool) -> bool {
+/// a constant. A call of several nodes need not read its operands in each.
+fn reads_removed_detach(
+    node: &NodeProto,
+    computed: &HashSet<&str>,
+    is_constant: impl Fn(&str) -> bool,
+) -> bool {
     let Some((_, operands)) = arguments(node) else { return false };
     let of_detach = |name: &str| {
         let rest = name.strip_prefix("detach");
         rest.is_some_and(|r| r.trim_start_matches('_').bytes().all(|b| b.is_ascii_digit()))
     };
-    let computed = node.input.iter().filter(|i| !i.is_empty() && !is_constant(i)).count();
-    let inputs: HashSet<&str> = node.input.iter().map(String::as_str).collect();
-    computed >= operands.len()
-        && operands.iter().any(|a| of_detach(a.name) && !inputs.contains(a.name))
+    let variable = node.input.iter().filter(|i| !i.is_empty() && !is_constant(i)).count();
+    variable >= operands.len()
+        && operands.iter().any(|a| of_detach(a.name) && !computed.contains(a.name))
 }
 
 impl Importer<'_> {
@@ -85,7 +88,9 @@ impl Importer<'_> {
             self.source.initializer.iter().map(|t| t.name.as_str()).collect();
         let parameters: HashSet<&str> = parameters.values().map(String::as_str).collect();
         let is_constant = |name: &str| stored.contains(name) && !parameters.contains(name);
-        let reads = |n: &&NodeProto| reads_removed_detach(n, is_constant);
+        let computed: HashSet<&str> =
+            self.nodes.iter().flat_map(|(_, n)| &n.output).map(String::as_str).collect();
+        let reads = |n: &&NodeProto| reads_removed_detach(n, &computed, is_constant);
         let Some(first) = self.nodes.iter().map(|(_, n)| *n).find(reads) else { return };
         let message = "the exporter removed a `detach()`: gradients flow where PyTorch stops them";
         let warning = Diagnostic::warning(Code::DetachRemoved, message)
@@ -133,10 +138,14 @@ mod tests {
             node
         };
         let is_constant = |name: &str| name == "table";
-        assert!(reads_removed_detach(&linear(&["h", "w", "b"]), is_constant));
-        assert!(!reads_removed_detach(&linear(&["detach_1", "w", "b"]), is_constant));
-        assert!(!reads_removed_detach(&linear(&["table", "w", "b"]), is_constant));
+        let removed = HashSet::from(["h"]);
+        assert!(reads_removed_detach(&linear(&["h", "w", "b"]), &removed, is_constant));
+        assert!(!reads_removed_detach(&linear(&["table", "w", "b"]), &removed, is_constant));
+        // Where it is there, nodes of the same call may read what others made of it.
+        let kept = HashSet::from(["h", "detach_1"]);
+        assert!(!reads_removed_detach(&linear(&["detach_1", "w", "b"]), &kept, is_constant));
+        assert!(!reads_removed_detach(&linear(&["h", "w", "b"]), &kept, is_constant));
         let other = node("aten.mul.Tensor", "args = (%detached_h, 2)");
-        assert!(!reads_removed_detach(&other, is_constant));
+        assert!(!reads_removed_detach(&other, &removed, is_constant));
     }
 }

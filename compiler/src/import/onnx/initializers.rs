@@ -29,9 +29,15 @@ impl<'a> Importer<'a> {
         needed.extend(self.source.output.iter().map(|o| o.name.as_str()));
         let parameters = trainable::listed(self.source, "PARAMETER");
         if !parameters.is_empty() {
-            let buffers = trainable::listed(self.source, "BUFFER");
-            self.restored =
-                super::restore::Restored::new(self.source, &self.nodes, &parameters, &buffers);
+            let [buffers, constants] =
+                ["BUFFER", "CONSTANT_TENSOR"].map(|kind| trainable::listed(self.source, kind));
+            self.restored = super::restore::Restored::new(
+                self.source,
+                &self.nodes,
+                &parameters,
+                &buffers,
+                &constants,
+            );
         }
         let tied = self.tied(&trainable);
         let mut unreached = Vec::new();

@@ -37,19 +37,21 @@ pub(super) struct Restored {
 }
 
 impl Restored {
-    /// Reads the calls; `parameters` and `buffers` are the targets of the signature by placeholder.
+    /// Reads the calls; `parameters`, `buffers` and `constants` are the targets of the signature by placeholder.
     pub(super) fn new(
         graph: &GraphProto,
         nodes: &[(usize, &NodeProto)],
         parameters: &HashMap<String, String>,
         buffers: &HashMap<String, String>,
+        constants: &HashMap<String, String>,
     ) -> Restored {
         let mut restored = Restored::default();
-        let stored: HashSet<&str> = graph
+        // Elements of each.
+        let stored: HashMap<&str, i64> = graph
             .initializer
             .iter()
             .filter(|t| !t.dims.is_empty() && matches!(t.data_type, 1 | 10 | 11 | 16))
-            .map(|t| t.name.as_str())
+            .map(|t| (t.name.as_str(), t.dims.iter().product()))
             .collect();
         for (place, node) in nodes {
             let call = arguments(node);
@@ -62,14 +64,12 @@ impl Restored {
                 .collect();
             if matches!(node.op_type.as_str(), "Gemm" | "Conv") && node.input.len() == 2 {
                 let bias = candidates.iter().find(|(role, _)| *role == Role::Bias);
-                if let Some((_, name)) = bias.filter(|(_, name)| !stored.contains(name)) {
+                if let Some((_, name)) = bias.filter(|(_, name)| !stored.contains_key(name)) {
                     restored.zero_biases.insert(*place, name.to_string());
                 }
             }
             for (i, operand) in node.input.iter().enumerate() {
-                if !stored.contains(operand.as_str()) {
-                    continue;
-                }
+                let Some(elements) = stored.get(operand.as_str()) else { continue };
                 if node.op_type == "BatchNormalization" && i >= 3 {
                     let arguments = call.iter().flat_map(|(_, arguments)| arguments);
                     let own = arguments.into_iter().find(|a| a.index == i);
@@ -91,12 +91,23 @@ impl Restored {
                     restored.kept.insert(operand.clone());
                     continue;
                 }
+                // What else the call reads stands for itself, unless a parameter that is not stored belongs there: that was merged with
+                // it.
+                let target = |name: &str| buffers.get(name).or_else(|| constants.get(name));
+                let is_read =
+                    call.iter().flat_map(|(_, of)| of).any(|a| target(a.name) == Some(operand));
+                let is_merged = candidates.iter().any(|(r, name)| {
+                    *r == role && role != Role::Other && !stored.contains_key(name)
+                });
                 let own = candidates.iter().any(|(_, name)| name == operand);
+                // A copy of a parameter has as many elements.
+                let copies = |name: &str| stored.get(name).is_none_or(|n| n == elements);
                 let found = match candidates[..] {
-                    _ if own => None,
+                    _ if own || (is_read && !is_merged) => None,
                     [(_, only)] => Some(only),
                     _ => candidates.iter().find(|(r, _)| *r == role).map(|(_, name)| *name),
                 };
+                let found = found.filter(|name| copies(name));
                 match found {
                     Some(name) => {
                         let transposed = linear && node.op_type == "MatMul";

@@ -93,17 +93,26 @@ impl<'a> Trainable<'a> {
         let text = graph.metadata_props.iter().find(|e| e.key == SIGNATURE);
         let signature = text.map_or_else(HashMap::new, |e| read_signature(&e.value));
         let requires_grad = text.map_or_else(HashMap::new, |e| read_requires_grad(&e.value));
+        let copied = copied(nodes);
+        // A module that is called again reads what the call before left, which the exporter writes as a copy.
+        let statistic = |name: &'a String| {
+            let mut name = name.as_str();
+            while let Some(source) = copied.get(name) {
+                name = source;
+            }
+            name
+        };
         let statistics = nodes
             .iter()
             .filter(|n| n.op_type == "BatchNormalization")
-            .flat_map(|n| n.input.iter().skip(3).map(String::as_str))
+            .flat_map(|n| n.input.iter().skip(3).map(statistic))
             .collect();
         let trains = |n: &&&'a NodeProto| options.batch_norm_trains || batch_norm_trains(n);
         let renewed = nodes
             .iter()
             .filter(|n| n.op_type == "BatchNormalization")
             .filter(trains)
-            .flat_map(|n| n.input.iter().skip(3).map(String::as_str))
+            .flat_map(|n| n.input.iter().skip(3).map(statistic))
             .collect();
         let mut from_data: HashSet<&str> = data.clone();
         for node in nodes {
@@ -125,7 +134,6 @@ impl<'a> Trainable<'a> {
         let outputs: HashSet<&str> = graph.output.iter().map(|o| o.name.as_str()).collect();
         let is_output =
             |node: &&&'a NodeProto| node.output.iter().any(|o| outputs.contains(o.as_str()));
-        let copied = copied(nodes);
         Trainable {
             options,
             from_torchscript: from_pytorch && signature.is_empty(),

@@ -60,6 +60,28 @@ fn training_uses_the_batch_and_renews_the_running_statistics() {
     }
 }
 
+/// The statistics of a module that is called twice, of which the exporter left the second call.
+#[test]
+fn copies_of_running_statistics_are_renewed() {
+    let mut copied = normalized(&[int("training_mode", 1)]);
+    let graph = copied.graph.as_mut().expect("a graph");
+    graph.node[0].input[3] = "m1".into();
+    graph.node[0].input[4] = "v1".into();
+    let copies = [node("Identity", &["m"], &["m1"]), node("Identity", &["v"], &["v1"])];
+    graph.node.splice(0..0, copies.map(|n| n.with(&[])));
+    let of = |model: &ModelProto| {
+        let imported = import(model, &ImportOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+        let x = Tensor::floats(DType::F32, [2, 1], vec![3.0, 7.0]);
+        let found = run(&imported, &[("x", x)]);
+        let outputs = imported.graph.outputs.iter().zip(found);
+        let carried = outputs.filter(|(o, _)| matches!(o.kind, OutputKind::Carry(_)));
+        carried.map(|(o, x)| (o.name.clone(), x.to_f64s())).collect::<Vec<_>>()
+    };
+    let direct = of(&normalized(&[int("training_mode", 1)]));
+    assert_eq!(direct.len(), 2);
+    assert_eq!(of(&copied), direct);
+}
+
 #[test]
 fn there_must_be_something_to_train() {
     let relu = model(vec![input("x", 1, &X)], vec![], vec![node("Relu", &["x"], &["y"])], &["y"]);
@@ -165,5 +187,35 @@ fn normalization_by_stored_statistics_trains_nothing() {
             .collect();
         found.sort_unstable();
         assert_eq!(found, expected);
+    }
+}
+
+/// `x[2, 1]` plus or times a stored `c[1]` beside a parameter, as the dynamo exporter describes it.
+fn beside(op: &str, call: &str, kind: &str) -> ModelProto {
+    let vector = |name: &str, value: f32| floats(name, &[1], &[value]);
+    let nodes =
+        vec![node(op, &["w", "c"], &["z"]).with(&[]), node("Mul", &["x", "z"], &["y"]).with(&[])];
+    let weights = vec![vector("w", 2.0), vector("c", 5.0)];
+    let mut model = model(vec![input("x", 1, &X)], weights, nodes, &["y"]);
+    let graph = model.graph.as_mut().expect("a graph");
+    let entry =
+        |key: &str, value: &str| StringStringEntryProto { key: key.into(), value: value.into() };
+    let call = format!(
+        "%n : [num_users=1] = call_function[target=torch.ops.aten.{call}](args = (%p_w, %b_c), kwargs = {{}})"
+    );
+    graph.node[0].metadata_props = vec![entry("pkg.torch.onnx.fx_node", &call)];
+    let signature = format!("p_w: PARAMETER target='w'\nb_c: {kind} target='c' persistent=True\n");
+    let key = "pkg.torch.export.ExportedProgram.graph_signature";
+    graph.metadata_props = vec![entry(key, &signature)];
+    model
+}
+
+#[test]
+fn buffers_and_constants_beside_a_parameter_are_themselves() {
+    for kind in ["BUFFER", "CONSTANT_TENSOR"] {
+        for (op, call, expected) in [("Add", "add.Tensor", 7.0), ("Mul", "mul.Tensor", 10.0)] {
+            let (y, ..) = values(&beside(op, call, kind), &ImportOptions::default());
+            assert_eq!(y, [3.0 * expected, 7.0 * expected], "{kind} {op}");
+        }
     }
 }
