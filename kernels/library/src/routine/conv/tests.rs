@@ -187,6 +187,10 @@ fn few_channels_are_exact() {
         window([1, 4, 4], [1, 1, 1], 4, 1, 0),
         window([1, 1, 100], [1, 1, 4], 1, 1, 3),
         window([4, 5, 18], [3, 3, 3], 2, 1, 1),
+        // Parts of whole vectors.
+        window([1, 9, 32], [1, 3, 3], 2, 1, 1),
+        window([1, 6, 64], [1, 5, 5], 2, 1, 2),
+        window([1, 7, 48], [1, 3, 3], 3, 1, 1),
     ];
     for window in windows {
         for (batch, groups, channels, filters) in

@@ -230,7 +230,8 @@ unsafe fn store(rows: &Rows, sums: *const f32, (to, out): (*mut u8, Elem), copy:
     let len = rows.count * rows.width;
     // SAFETY: the caller vouches for the results and a copy of as many elements.
     unsafe {
-        let dense = match rows.len() == len {
+        // Of several parts an element and its neighbor are apart, whether there is room or not.
+        let dense = match rows.parts == 1 && rows.len() == len {
             true => sums,
             false => {
                 rows.join(sums, copy.cast());
