@@ -34,7 +34,10 @@ const PARTS: [Part; 8] = [
         ],
     },
     Part { trusted_for: "what operations compute", sources: &["passes/verify/src/lemmas"] },
-    Part { trusted_for: "what a loss in chunks is", sources: &["passes/verify/src/chunks"] },
+    Part {
+        trusted_for: "what a loss in chunks, or a matmul over several steps, is",
+        sources: &["passes/verify/src/chunks", "passes/verify/src/steps.rs"],
+    },
     Part { trusted_for: "gradients of operations", sources: &["passes/verify/src/gradient"] },
     Part {
         trusted_for: "what a loss, an update and a reproducible step are",
