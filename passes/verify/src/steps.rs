@@ -63,21 +63,23 @@ impl Steps {
         }
         let [(left, lefts), (right, rights)] = [self.of(node, 0)?, self.of(node, 1)?];
         let contracted = |x: &Operand, is_last: bool| x.sizes().len() - if is_last { 1 } else { 2 };
-        let is_along = |axis: usize, x: &Operand, last: bool| axis == contracted(x, last);
         // Others stay as they are: an operand may be a concatenation in one graph, and not be seen as one in another.
         let elements = |x: &Operand| x.ty.shape.numel();
         let is_short = |(a, b)| elements(a) + elements(b) < types[0].shape.numel();
         let are_alike = lefts.len() == rights.len()
             && lefts.iter().zip(rights).all(is_short)
-            && is_along(*left, &lefts[0], !op.trans_a)
-            && is_along(*right, &rights[0], op.trans_b)
+            && *left == contracted(&lefts[0], !op.trans_a)
+            && *right == contracted(&rights[0], op.trans_b)
             && lefts.iter().zip(rights).all(|(a, b)| a.sizes()[*left] == b.sizes()[*right]);
-        let parts =
-            lefts.iter().zip(rights).filter(|_| are_alike).map(|(a, b)| {
-                (lemmas::results(t, &node.op, &[a.clone(), b.clone()], types)[0], 1.0)
-            });
+        if !are_alike {
+            return None;
+        }
+        let parts = lefts
+            .iter()
+            .zip(rights)
+            .map(|(a, b)| (lemmas::results(t, &node.op, &[a.clone(), b.clone()], types)[0], 1.0));
         let parts: Vec<(TermId, f64)> = parts.collect();
-        are_alike.then(|| t.sum(&parts, 0.0))
+        Some(t.sum(&parts, 0.0))
     }
 
     fn of(&self, node: &Node, operand: usize) -> Option<&(usize, Vec<Operand>)> {
