@@ -14,6 +14,7 @@ use frit_ir::{Code, DType, Diagnostic};
 use frit_passes::adapter::{self, Lora};
 use frit_passes::autocast::Autocast;
 use frit_passes::canonicalize::Canonicalize;
+use frit_passes::channels_last::ChannelsLast;
 use frit_passes::chunk_loss::{ChunkLoss, Chunks};
 use frit_passes::cost::Device;
 use frit_passes::differentiate::Differentiate;
@@ -161,11 +162,12 @@ pub fn distribution(
 }
 
 /// The last passes of every graph.
-fn sharding(o: &Options, shard: Shard) -> [Box<dyn Pass>; 4] {
+fn sharding(o: &Options, shard: Shard) -> [Box<dyn Pass>; 5] {
     [
         Box::new(shard),
         Box::new(Simplify { narrow_gathers: o.narrow_gathers, ..Simplify::default() }),
         Box::new(Canonicalize {}),
+        Box::new(ChannelsLast { target: o.backend.describe() }),
         Box::new(match o.rules {
             Rules::Frit => Fuse { supported: o.backend.fuses(), rules: o.rules },
             Rules::Inductor => Fuse { rules: o.rules, ..Fuse::default() },

@@ -7,6 +7,7 @@
 pub mod adapter;
 pub mod autocast;
 pub mod canonicalize;
+pub mod channels_last;
 pub mod chunk_loss;
 pub mod cost;
 pub mod differentiate;

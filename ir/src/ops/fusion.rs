@@ -24,8 +24,12 @@ pub enum FusionKind {
     /// Attention, or its gradient, with layout operations before and behind it: the kernel reads and
     /// writes in place of them.
     Attention,
-    /// A batch normalization with the sum and the ReLU behind it, or its gradient with those before it.
+    /// A batch normalization with the sum and the ReLU behind it, or its gradient with those before it; its images may be
+    /// transposed as in [`FusionKind::ChannelsLast`].
     BatchNorm,
+    /// A convolution, a pooling, or the gradient of one, between transposes that put the channels of its images behind the
+    /// first axis and back: the kernel reads and writes `[N, …, C]` in place of them.
+    ChannelsLast,
 }
 
 impl FusionKind {
@@ -40,12 +44,14 @@ impl FusionKind {
             FusionKind::Gemm => "gemm",
             FusionKind::Attention => "attention",
             FusionKind::BatchNorm => "batch_norm",
+            FusionKind::ChannelsLast => "channels_last",
         }
     }
 
     /// Whether a hand-written kernel runs the region; otherwise code generation compiles it.
     pub fn is_library(self) -> bool {
-        matches!(self, FusionKind::Gemm | FusionKind::Attention | FusionKind::BatchNorm)
+        use FusionKind::{Attention, BatchNorm, ChannelsLast, Gemm};
+        matches!(self, Gemm | Attention | BatchNorm | ChannelsLast)
     }
 }
 

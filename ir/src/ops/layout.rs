@@ -60,6 +60,27 @@ impl Transpose {
         }
         Transpose { perm }
     }
+
+    /// The permutation that puts axis 1 of `[N, C, …]`, the channels of images, last.
+    pub fn channels_last(rank: usize) -> Transpose {
+        Transpose::channels_first(rank).inverse()
+    }
+
+    /// The permutation that undoes [`Transpose::channels_last`].
+    pub fn channels_first(rank: usize) -> Transpose {
+        let last = rank.saturating_sub(1);
+        Transpose { perm: (0..rank.min(1)).chain(last..rank).chain(1..last).collect() }
+    }
+
+    /// Whether it puts the channels of images last.
+    pub fn puts_channels_last(&self) -> bool {
+        self.perm.len() > 2 && *self == Transpose::channels_last(self.perm.len())
+    }
+
+    /// Whether it puts the channels of images that lie last behind the first axis.
+    pub fn puts_channels_first(&self) -> bool {
+        self.perm.len() > 2 && *self == Transpose::channels_first(self.perm.len())
+    }
 }
 
 impl Operation for Transpose {

@@ -65,6 +65,14 @@ impl<'a> Assembler<'a> {
         if batch_norm::cuda_with_relu(&mut fused, body).is_some() {
             return Some(fused.selected);
         }
+        let mut last = Assembler::new(body, self.deterministic);
+        if conv::cuda_channels_last(&mut last, body).is_some() {
+            return Some(last.selected);
+        }
+        let mut last = Assembler::new(body, self.deterministic);
+        if pool::cuda_channels_last(&mut last, body).is_some() {
+            return Some(last.selected);
+        }
         let mut nodes: Vec<&Node> =
             body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf()).collect();
         while let Some(&node) = nodes.first() {

@@ -2,6 +2,7 @@
 //! cores for 2-byte elements, and im2col and GEMM, some images at a time, for others; direct computation for many groups.
 
 mod cudnn;
+mod last;
 mod tiles;
 
 use crate::assembler::Assembler;
@@ -15,6 +16,7 @@ use frit_ir::ops::{ReduceFn, Window};
 use frit_ir::plan::{Epilogue, Gemm, Launch, Matrix, Pointer};
 use frit_ir::{DType, Node, Op, TensorType};
 use frit_kernels::routine::Routine;
+pub(super) use last::cuda_channels_last;
 
 /// With more groups than this, the GEMMs are too small.
 const MANY_GROUPS: usize = 16;
@@ -38,49 +40,80 @@ pub(super) struct Conv<'a> {
 }
 
 pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
-    let types: Vec<&TensorType> = node.inputs.iter().map(|v| a.ty(*v)).collect();
-    let out = a.ty(node.outputs[0]);
-    let (window, groups, x, w) = match &node.op {
-        Op::Conv(op) => (&op.window, op.groups, types[0], types[1]),
-        Op::ConvGradInput(op) => (&op.window, op.groups, out, types[1]),
-        Op::ConvGradWeight(op) => (&op.window, op.groups, types[1], out),
-        _ => return None,
-    };
-    let (size, taps) = (&x.shape.dims()[2..], &w.shape.dims()[2..]);
-    let conv = Conv {
-        window,
-        groups,
-        images: x.shape.0[0],
-        channels: x.shape.0[1],
-        filters: w.shape.0[0],
-        size,
-        taps,
-        positions: window.positions(size, taps).ok()?.iter().product(),
-        element: types[0].dtype,
-        out: out.dtype,
-    };
-    c_type(conv.element)?;
+    let conv = Conv::of(a, node)?;
     let operands = [a.read(node.inputs[0])?, a.read(node.inputs[1])?];
     let to = a.write(node.outputs[0]);
-    if out.shape.numel() == 0 {
-        return Some(());
-    }
-    // Empty sums are zero.
-    if types[0].shape.numel() == 0 || types[1].shape.numel() == 0 {
-        return a.fill(to, out, 0.0);
+    if let Some(filled) = conv.without_elements(a, node, to) {
+        return filled;
     }
     let begin = a.launches();
-    match &node.op {
-        _ if groups > MANY_GROUPS => conv.direct(a, &node.op, operands, to),
-        Op::Conv(_) if conv.is_plain() => conv.forward(a, operands, to),
-        Op::ConvGradInput(_) if conv.is_plain() => conv.plain_grad_input(a, operands, to),
-        Op::ConvGradWeight(_) if conv.sums_of_images() => conv.plain_grad_weight(a, operands, to),
-        op if conv.has_tiles() => conv.tiles(a, op, operands, to),
-        Op::Conv(_) => conv.forward(a, operands, to),
-        Op::ConvGradInput(_) => conv.grad_input(a, operands, to),
-        _ => conv.grad_weight(a, operands, to),
-    }?;
-    conv.candidate(a, &node.op, operands, to, begin)
+    conv.kernels(a, &node.op, operands, to)?;
+    conv.candidate(a, &node.op, operands, to, begin, false)
+}
+
+impl<'a> Conv<'a> {
+    /// That of a node, if the kernels support it.
+    fn of(a: &Assembler<'a>, node: &'a Node) -> Option<Conv<'a>> {
+        let types: Vec<&TensorType> = node.inputs.iter().map(|v| a.ty(*v)).collect();
+        let out = a.ty(*node.outputs.first()?);
+        let (window, groups, x, w) = match &node.op {
+            Op::Conv(op) => (&op.window, op.groups, types[0], types[1]),
+            Op::ConvGradInput(op) => (&op.window, op.groups, out, types[1]),
+            Op::ConvGradWeight(op) => (&op.window, op.groups, types[1], out),
+            _ => return None,
+        };
+        let (size, taps) = (&x.shape.dims()[2..], &w.shape.dims()[2..]);
+        c_type(types[0].dtype)?;
+        Some(Conv {
+            window,
+            groups,
+            images: x.shape.0[0],
+            channels: x.shape.0[1],
+            filters: w.shape.0[0],
+            size,
+            taps,
+            positions: window.positions(size, taps).ok()?.iter().product(),
+            element: types[0].dtype,
+            out: out.dtype,
+        })
+    }
+
+    /// What computes an empty result, or one of empty sums.
+    fn without_elements(
+        &self,
+        a: &mut Assembler<'_>,
+        node: &Node,
+        to: Pointer,
+    ) -> Option<Option<()>> {
+        let out = a.ty(node.outputs[0]);
+        if out.shape.numel() == 0 {
+            return Some(Some(()));
+        }
+        let is_empty = node.inputs.iter().any(|v| a.ty(*v).shape.numel() == 0);
+        is_empty.then(|| a.fill(to, out, 0.0))
+    }
+
+    /// Launches of kernels and GEMMs.
+    fn kernels(
+        &self,
+        a: &mut Assembler<'_>,
+        op: &Op,
+        operands: [Pointer; 2],
+        to: Pointer,
+    ) -> Option<()> {
+        match op {
+            _ if self.groups > MANY_GROUPS => self.direct(a, op, operands, to),
+            Op::Conv(_) if self.is_plain() => self.forward(a, operands, to),
+            Op::ConvGradInput(_) if self.is_plain() => self.plain_grad_input(a, operands, to),
+            Op::ConvGradWeight(_) if self.sums_of_images() => {
+                self.plain_grad_weight(a, operands, to)
+            }
+            op if self.has_tiles() => self.tiles(a, op, operands, to),
+            Op::Conv(_) => self.forward(a, operands, to),
+            Op::ConvGradInput(_) => self.grad_input(a, operands, to),
+            _ => self.grad_weight(a, operands, to),
+        }
+    }
 }
 
 impl Conv<'_> {

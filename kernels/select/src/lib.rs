@@ -8,6 +8,7 @@
 //! | `routine` | the CPU routine for a body |
 //! | `source` | builder for one launch of CUDA C++ |
 //! | `generated` | builder for a generated kernel that a candidate launches |
+//! | `last` | bodies whose images lie channels last |
 //! | `FAMILY/cudnn.rs` | cuDNN candidates |
 //! | [`batches`] | batched GEMMs with broadcast leading axes |
 //! | [`places`] | element positions of indexed operations |
@@ -25,6 +26,7 @@ mod convert;
 mod embedding;
 mod generated;
 mod index;
+mod last;
 mod layout;
 mod matmul;
 mod order;

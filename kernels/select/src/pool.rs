@@ -3,6 +3,7 @@
 mod cudnn;
 
 use crate::assembler::Assembler;
+use crate::last;
 use crate::routine::elem;
 use crate::source::SourceKernel;
 use crate::source::c_type;
@@ -10,7 +11,7 @@ use crate::window::window;
 use cudnn::Pool;
 use frit_ir::ops::Window;
 use frit_ir::plan::{Argument, Pointer, PoolFunction};
-use frit_ir::{DType, Node, Op, TensorType};
+use frit_ir::{DType, Graph, Node, Op, TensorType};
 use frit_kernels::routine::Routine;
 use frit_kernels::routine::pooling::Pooling;
 
@@ -121,35 +122,15 @@ impl Kernels<'_> {
 }
 
 pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
-    // The image is the operand, or the result of a gradient.
-    let (window, taps, image) = match &node.op {
-        Op::MaxPool(op) => (&op.window, &op.taps, a.ty(node.inputs[0])),
-        Op::SumPool(op) => (&op.window, &op.taps, a.ty(node.inputs[0])),
-        Op::MaxPoolGrad(op) => (&op.window, &op.taps, a.ty(node.outputs[0])),
-        Op::SumPoolGrad(op) => (&op.window, &op.taps, a.ty(node.outputs[0])),
-        _ => return None,
-    };
-    let dims = image.shape.dims();
-    let images = dims[0] * dims[1];
+    let (window, taps, image) = pooled(a, node)?;
     let to = a.write(node.outputs[0]);
     let operands: Vec<_> = node.inputs.iter().map(|v| a.read(*v)).collect::<Option<_>>()?;
-    if images == 0 {
+    if image.shape.dims()[..2].contains(&0) {
         return Some(());
     }
     let begin = a.launches();
     let pool = Pool { window, taps, image };
-    let positions = window.positions(&dims[2..], taps).ok()?;
-    let kernels = Kernels { pool: &pool, images, positions };
-    match &node.op {
-        Op::MaxPool(_) => a.run(kernels.forward("max_pool", to, operands[0])?),
-        Op::SumPool(_) => a.run(kernels.forward("sum_pool", to, operands[0])?),
-        Op::MaxPoolGrad(_) => {
-            let places = a.scratch(kernels.outputs() * kernels.place()?.size());
-            a.run(kernels.forward("max_pool_places", places, operands[1])?);
-            a.run(kernels.gradient("max_pool_grad", to, &[operands[0], places])?);
-        }
-        _ => a.run(kernels.gradient("sum_pool_grad", to, &operands)?),
-    }
+    pool.launches(a, &node.op, &operands, to)?;
     match &node.op {
         Op::MaxPool(_) => pool.candidate(a, PoolFunction::Max, [operands[0], to], begin),
         Op::SumPool(_) => pool.candidate(a, PoolFunction::Sum, [operands[0], to], begin),
@@ -157,6 +138,70 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
         _ => {}
     }
     Some(())
+}
+
+/// The launches of a body that is a pooling between transposes: over the channels as well, one at a time, of images with one channel.
+pub(super) fn cuda_channels_last(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
+    let node = last::between_transposes(body)?;
+    let (window, taps, image) = pooled(a, node)?;
+    let reads = node.inputs.iter().map(|v| a.read(last::operand(body, *v)?));
+    let operands: Vec<_> = reads.collect::<Option<_>>()?;
+    let to = a.write(last::result(body, node.outputs[0])?);
+    let dims = image.shape.dims();
+    if image.shape.numel() == 0 {
+        return None;
+    }
+    let with = |list: &[usize], of_channels: usize| [list, &[of_channels]].concat();
+    let window = Window {
+        strides: with(&window.strides, 1),
+        dilations: with(&window.dilations, 1),
+        low: with(&window.low, 0),
+        high: with(&window.high, 0),
+    };
+    let lying = [&[dims[0], 1], &dims[2..], &[dims[1]]].concat();
+    let image = TensorType::new(image.dtype, lying);
+    let pool = Pool { window: &window, taps: &with(taps, 1), image: &image };
+    pool.launches(a, &node.op, &operands, to)
+}
+
+/// The window, its taps and the images of a pooling: the operand, or the result of a gradient.
+fn pooled<'a>(
+    a: &Assembler<'a>,
+    node: &'a Node,
+) -> Option<(&'a Window, &'a [usize], &'a TensorType)> {
+    match &node.op {
+        Op::MaxPool(op) => Some((&op.window, &op.taps, a.ty(node.inputs[0]))),
+        Op::SumPool(op) => Some((&op.window, &op.taps, a.ty(node.inputs[0]))),
+        Op::MaxPoolGrad(op) => Some((&op.window, &op.taps, a.ty(node.outputs[0]))),
+        Op::SumPoolGrad(op) => Some((&op.window, &op.taps, a.ty(node.outputs[0]))),
+        _ => None,
+    }
+}
+
+impl Pool<'_> {
+    /// Launches of kernels.
+    fn launches(
+        &self,
+        a: &mut Assembler<'_>,
+        op: &Op,
+        operands: &[Pointer],
+        to: Pointer,
+    ) -> Option<()> {
+        let dims = self.image.shape.dims();
+        let positions = self.window.positions(&dims[2..], self.taps).ok()?;
+        let kernels = Kernels { pool: self, images: dims[0] * dims[1], positions };
+        match op {
+            Op::MaxPool(_) => a.run(kernels.forward("max_pool", to, operands[0])?),
+            Op::SumPool(_) => a.run(kernels.forward("sum_pool", to, operands[0])?),
+            Op::MaxPoolGrad(_) => {
+                let places = a.scratch(kernels.outputs() * kernels.place()?.size());
+                a.run(kernels.forward("max_pool_places", places, operands[1])?);
+                a.run(kernels.gradient("max_pool_grad", to, &[operands[0], places])?);
+            }
+            _ => a.run(kernels.gradient("sum_pool_grad", to, operands)?),
+        }
+        Some(())
+    }
 }
 
 pub(super) fn cpu(op: &Op, ins: &[&TensorType], outs: &[&TensorType]) -> Option<Routine> {

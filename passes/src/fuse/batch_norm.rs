@@ -6,11 +6,13 @@
 //! - the `add` of two gradients, or none, the `relu_grad` that is its only reader, and the `batch_norm_grad` of its result, which is also
 //!   a result of the region where it has other readers, such as a residual connection.
 //!
-//! So the normalized values, the sum and the gradient before it have no memory of their own.
+//! So the normalized values, the sum and the gradient before it have no memory of their own. Images that lie channels last are
+//! transposed inside ([`super::channels_last`]).
 
-use super::cluster::{Cluster, Clusters};
+use super::Rules;
+use super::channels_last::{add, transpose_before, transpose_behind};
+use super::cluster::Clusters;
 use super::gemm::{is_free, only_reader};
-use super::{Rules, emit, merge};
 use frit_ir::ops::{BinaryFn, FusionKind, UnaryFn};
 use frit_ir::{Node, Op, ValueId};
 
@@ -27,27 +29,20 @@ pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
             Op::BatchNormGrad(_) => backward(clusters, position, node),
             _ => None,
         };
-        let Some(members) = members.filter(|members| is_supported(clusters, members)) else {
-            continue;
-        };
-        let kind = FusionKind::BatchNorm;
-        let id = clusters.add(Cluster { kind, members: members.clone(), copies: vec![] });
-        if merge::is_reentrant(clusters, &members, id, id) {
-            clusters.remove(id);
-        }
+        let Some(mut members) = members else { continue };
+        members.sort_unstable();
+        add(clusters, FusionKind::BatchNorm, members);
     }
-}
-
-fn is_supported(clusters: &Clusters<'_, '_>, members: &[usize]) -> bool {
-    let interface = clusters.interface(members, &[]);
-    let body = emit::body(clusters.facts, FusionKind::BatchNorm, members, &interface);
-    body.is_ok_and(|body| clusters.is_supported(&body, FusionKind::BatchNorm))
 }
 
 /// A batch normalization with what follows.
 fn forward(clusters: &Clusters<'_, '_>, position: usize, norm: &Node) -> Option<Vec<usize>> {
     let mut members = vec![position];
     let mut last = norm.outputs[0];
+    if let Some(transposed) = transpose_behind(clusters, norm, last) {
+        members.extend([transpose_before(clusters, norm, norm.inputs[0])?, transposed]);
+        last = clusters.facts.node(transposed).outputs[0];
+    }
     if let Some(add) = only_reader(clusters, last, norm, is_residual) {
         members.push(add);
         last = clusters.facts.node(add).outputs[0];
@@ -78,7 +73,15 @@ fn is_alike(clusters: &Clusters<'_, '_>, value: ValueId, other: ValueId) -> bool
 /// The gradient of a batch normalization with what comes before it.
 fn backward(clusters: &Clusters<'_, '_>, position: usize, norm: &Node) -> Option<Vec<usize>> {
     let facts = clusters.facts;
-    let dy = norm.inputs[0];
+    let (mut dy, mut members) = (norm.inputs[0], vec![position]);
+    if let Some(transposed) = transpose_before(clusters, norm, dy) {
+        members.extend([
+            transposed,
+            transpose_before(clusters, norm, norm.inputs[1])?,
+            transpose_behind(clusters, norm, norm.outputs[0])?,
+        ]);
+        dy = facts.node(transposed).inputs[0];
+    }
     // The operation that computes a value, if it may be the region's first and has operands of this size.
     let before = |value: ValueId, op: BinaryFn| {
         let at = facts.def(value);
@@ -92,7 +95,8 @@ fn backward(clusters: &Clusters<'_, '_>, position: usize, norm: &Node) -> Option
     let sum = node.inputs[0];
     let is_read_here = *facts.uses(sum) == [gate] && !facts.escapes(sum);
     let add = before(sum, BinaryFn::Add).filter(|_| is_read_here).map(|(at, _)| at);
-    Some(add.into_iter().chain([gate, position]).collect())
+    members.extend(add.into_iter().chain([gate]));
+    Some(members)
 }
 
 #[cfg(test)]

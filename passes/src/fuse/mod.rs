@@ -1,7 +1,8 @@
 //! Fusion: groups of nodes that run as one kernel become single `fusion` nodes.
 //!
 //! In: the final graph. Out: the same graph in which every elementwise operation, reduction, normalization, softmax and
-//! loss is in a `fusion` node, alone or with others, and matmuls have epilogues ([`gemm`]), batch normalizations ReLUs ([`batch_norm`]). A cross-entropy and its
+//! loss is in a `fusion` node, alone or with others, and matmuls have epilogues ([`gemm`]), batch normalizations ReLUs ([`batch_norm`]), operations on images the transposes
+//! around them ([`channels_last`]). A cross-entropy and its
 //! gradient are one region ([`loss`]); the gradient of an embedding is added to another gradient of its table
 //! ([`embedding`]), and low-precision values are widened where they are read ([`widen`]). [`region`] defines what each kind of region may contain; merges are selected
 //! greedily by bytes saved ([`merge`]).
@@ -11,6 +12,7 @@
 
 mod attention;
 mod batch_norm;
+mod channels_last;
 mod cluster;
 mod col_reduce;
 mod embedding;
@@ -24,7 +26,7 @@ mod quantized;
 mod region;
 mod row_reduce;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod widen;
 
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property};
@@ -89,6 +91,7 @@ impl Pass for Fuse {
         gemm::form(&mut clusters);
         attention::form(&mut clusters);
         batch_norm::form(&mut clusters);
+        channels_last::form(&mut clusters);
         clusters.seed();
         let before = clusters.bytes();
         merge::merge(&mut clusters);

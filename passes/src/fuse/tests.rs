@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use std::collections::HashMap;
 
 /// Values for all inputs and parameters; all elements differ.
-fn feeds(graph: &Graph) -> HashMap<String, Tensor> {
+pub(crate) fn feeds(graph: &Graph) -> HashMap<String, Tensor> {
     let mut feeds = HashMap::new();
     for (i, (_, node)) in graph.nodes().enumerate() {
         let (Some(key), true) = (leaf_key(&node.op), node.op.is_leaf()) else { continue };
@@ -44,7 +44,7 @@ fn fuse_with(pass: Fuse, graph: &Graph) -> Graph {
     fused
 }
 
-pub(super) fn fuse(graph: &Graph) -> Graph {
+pub(crate) fn fuse(graph: &Graph) -> Graph {
     fuse_with(Fuse::default(), graph)
 }
 
@@ -52,13 +52,13 @@ pub(super) fn fuse_by(rules: Rules, graph: &Graph) -> Graph {
     fuse_with(Fuse { rules, ..Fuse::default() }, graph)
 }
 
-pub(super) fn parse(nodes: &str) -> Graph {
+pub(crate) fn parse(nodes: &str) -> Graph {
     frit_ir::text::parse(&format!("graph @g world=1 {{\n{nodes}\n}}")).expect("the text is a graph")
 }
 
 /// One line per node other than leaves: its operation, or the kind and the operations of a region, and the number of
 /// operands and results.
-pub(super) fn outline(graph: &Graph) -> String {
+pub(crate) fn outline(graph: &Graph) -> String {
     let mut lines = Vec::new();
     for (_, node) in graph.nodes() {
         match &node.op {

@@ -129,7 +129,10 @@ fn iteration_space(body: &Graph, kind: FusionKind) -> Result<Space, Unsupported>
         FusionKind::MultiTensor => {
             return Err(Unsupported::new("fusion", "it is several regions"));
         }
-        FusionKind::Gemm | FusionKind::Attention | FusionKind::BatchNorm => {
+        FusionKind::Gemm
+        | FusionKind::Attention
+        | FusionKind::BatchNorm
+        | FusionKind::ChannelsLast => {
             return Err(Unsupported::new("fusion", "it is a library kernel"));
         }
     };

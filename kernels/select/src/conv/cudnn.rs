@@ -6,7 +6,8 @@ use frit_ir::plan::{Direction, Operation, OperationKind, OperationLaunch, Pointe
 use frit_ir::{DType, Op};
 
 impl Conv<'_> {
-    /// Adds a cuDNN candidate beside the launches from `begin` on, if cuDNN may support the types.
+    /// Adds a cuDNN candidate beside the launches from `begin` on, if cuDNN may support the types. With `is_last`, operands and
+    /// result lie channels last.
     pub(super) fn candidate(
         &self,
         a: &mut Assembler<'_>,
@@ -14,6 +15,7 @@ impl Conv<'_> {
         [first, second]: [Pointer; 2],
         to: Pointer,
         begin: usize,
+        is_last: bool,
     ) -> Option<()> {
         let (direction, at) = match op {
             Op::Conv(_) => (Direction::Forward, [first, second, to]),
@@ -32,11 +34,11 @@ impl Conv<'_> {
             return Some(());
         }
         let any_order = !a.deterministic;
-        let operation = Operation { any_order, ..self.operation(direction, widens) };
+        let operation = Operation { any_order, ..self.operation(direction, widens || is_last) };
         let result = operation.results()[0];
         let (mut places, mut after) = (at, Vec::new());
         let first_before = a.launches();
-        if widens {
+        if widens && !is_last {
             for (i, tensor) in operation.tensors.iter().enumerate() {
                 let dense = Strided::dense(tensor.dtype, &tensor.sizes);
                 if tensor.lies_as(&dense) {
