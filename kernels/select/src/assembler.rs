@@ -62,7 +62,7 @@ impl<'a> Assembler<'a> {
             return Some(fused.selected);
         }
         let mut fused = Assembler::new(body, self.deterministic);
-        if batch_norm::cuda_with_relu(&mut fused, body).is_some() {
+        if batch_norm::cuda_region(&mut fused, body).is_some() {
             return Some(fused.selected);
         }
         let mut last = Assembler::new(body, self.deterministic);

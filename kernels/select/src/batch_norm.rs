@@ -1,16 +1,18 @@
 //! Selection for batch normalization and its gradient.
 
 mod cudnn;
+mod last;
+mod region;
 
 use crate::assembler::Assembler;
 use crate::routine::{Call, elem, operand, result};
 use crate::source::SourceKernel;
 use crate::source::c_type;
-use frit_ir::ops::{BinaryFn, UnaryFn};
 use frit_ir::plan::{Argument, Pointer};
 use frit_ir::{DType, Graph, Node, Op, TensorType, ValueId};
 use frit_kernels::routine::Routine;
 use frit_kernels::routine::batch_norm::BatchNorm;
+use region::Region;
 
 /// Threads per block, as in `batch_norm.cu`.
 const BLOCK: usize = 512;
@@ -50,40 +52,21 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     }
 }
 
-/// The launches of a body that is a batch normalization with a ReLU and a sum. There is no candidate of cuDNN, which would
-/// have what is between them in memory.
-pub(super) fn cuda_with_relu(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
+/// The launches of a body that is a batch normalization with what is around it. There is no candidate of cuDNN, which
+/// would have what is between them in memory.
+pub(super) fn cuda_region(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
     let nodes: Vec<&Node> = body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf()).collect();
-    let WithRelu { norm: node, reads, writes } = with_relu(body, &nodes)?;
-    let norm = Norm::of(a, node)?;
+    let region = Region::of(body, &nodes)?;
+    let norm = Norm::of(a, region.norm)?;
     if norm.count() * norm.channels() == 0 {
         return None;
     }
-    let writes: Vec<_> = writes.into_iter().map(|v| a.write(v)).collect();
-    let reads: Vec<_> = reads.into_iter().map(|v| a.read(v)).collect::<Option<_>>()?;
-    match (&node.op, &reads[..]) {
-        (Op::BatchNorm(_), [x, of_x @ ..]) => {
-            let entry = if of_x.len() > 2 { "batch_norm_sum_relu" } else { "batch_norm_relu" };
-            norm.launches(a, ["batch_norm_parts", entry], &[*x], &reads, &writes)
-        }
-        (_, [dy, x, scale, mean, var, gate @ ..]) => {
-            let entry = match gate.len() {
-                1 => "batch_norm_relu_grad_parts",
-                _ => "batch_norm_sum_relu_grad_parts",
-            };
-            // What passes the ReLU is in memory between the two, and in that of the result if it is none itself.
-            let [dx, dscale, dbias, ref passed @ ..] = writes[..] else { return None };
-            let passed = passed.first().copied().unwrap_or(dx);
-            let parts = norm.parts();
-            let sums = norm.partial_sums(a, parts);
-            let first = norm.kernel(entry)?.pointers([sums, passed, *dy, *x, *mean, *var]);
-            a.run(norm.finish(first.pointers(gate.iter().copied()), parts));
-            let last = norm.kernel("batch_norm_relu_grad")?.pointers([dx, dscale, dbias]);
-            let last = last.pointers([passed, *x, *scale, *mean, *var, sums]);
-            a.run(norm.finish(last, parts));
-            Some(())
-        }
-        _ => None,
+    let writes: Vec<_> = region.writes.iter().map(|v| a.write(*v)).collect();
+    let reads: Vec<_> = region.reads.iter().map(|v| a.read(*v)).collect::<Option<_>>()?;
+    match (region.channels_last, &region.norm.op) {
+        (true, _) => last::cuda(a, &norm, &region, &reads, &writes),
+        (false, Op::BatchNorm(_)) => norm.with_relu(a, &reads, &writes),
+        (false, _) => norm.gradient_with_relu(a, &reads, &writes),
     }
 }
 
@@ -151,6 +134,42 @@ impl<'a> Norm<'a> {
         Some(())
     }
 
+    /// Launches the normalization with a ReLU, and with a sum if another image is read.
+    fn with_relu(
+        &self,
+        a: &mut Assembler<'_>,
+        reads: &[Pointer],
+        writes: &[Pointer],
+    ) -> Option<()> {
+        let entry = if reads.len() > 3 { "batch_norm_sum_relu" } else { "batch_norm_relu" };
+        self.launches(a, ["batch_norm_parts", entry], &reads[..1], reads, writes)
+    }
+
+    /// Launches the gradient of what passes a ReLU.
+    fn gradient_with_relu(
+        &self,
+        a: &mut Assembler<'_>,
+        reads: &[Pointer],
+        writes: &[Pointer],
+    ) -> Option<()> {
+        let [dy, x, scale, mean, var, gate @ ..] = reads else { return None };
+        let entry = match gate.len() {
+            1 => "batch_norm_relu_grad_parts",
+            _ => "batch_norm_sum_relu_grad_parts",
+        };
+        // What passes the ReLU is in memory between the two, and in that of the result if it is none itself.
+        let [dx, dscale, dbias, ref passed @ ..] = *writes else { return None };
+        let passed = passed.first().copied().unwrap_or(dx);
+        let parts = self.parts();
+        let sums = self.partial_sums(a, parts);
+        let first = self.kernel(entry)?.pointers([sums, passed, *dy, *x, *mean, *var]);
+        a.run(self.finish(first.pointers(gate.iter().copied()), parts));
+        let last = self.kernel("batch_norm_relu_grad")?.pointers([dx, dscale, dbias]);
+        let last = last.pointers([passed, *x, *scale, *mean, *var, sums]);
+        a.run(self.finish(last, parts));
+        Some(())
+    }
+
     /// Blocks that share a channel.
     fn parts(&self) -> usize {
         let share = BLOCK * PACKS * self.width();
@@ -189,58 +208,10 @@ pub(super) fn cpu(op: &Op, ins: &[&TensorType], _: &[&TensorType]) -> Option<Rou
     }
 }
 
-/// A body that is a batch normalization with a ReLU and a sum, or the gradient of one.
-struct WithRelu<'a> {
-    norm: &'a Node,
-    /// Operands of the normalization and, forward, the other term of the sum, if any; or operands of its gradient, of
-    /// which `dy` is that of the ReLU's result, the result of the ReLU and the other term of the sum, if any.
-    reads: Vec<ValueId>,
-    /// Forward the result of the ReLU and the statistics; or the results of the gradient and, if it is a result, what
-    /// passes the ReLU.
-    writes: Vec<ValueId>,
-}
-
-fn with_relu<'a>(body: &Graph, nodes: &[&'a Node]) -> Option<WithRelu<'a>> {
-    let (norm, reads, writes): (&Node, Vec<ValueId>, Vec<ValueId>) = match *nodes {
-        [norm, ref rest @ ..] if matches!(norm.op, Op::BatchNorm(_)) => {
-            let y = norm.outputs[0];
-            let (sum, added) = match *rest {
-                [add, _] => (add.outputs[0], Some(other_term(add, y)?)),
-                [_] => (y, None),
-                _ => return None,
-            };
-            let relu = rest.last().filter(|relu| is_relu(relu, sum))?;
-            let writes = [&relu.outputs[..], &norm.outputs[1..]].concat();
-            (norm, norm.inputs.iter().copied().chain(added).collect(), writes)
-        }
-        [ref rest @ .., norm] if matches!(norm.op, Op::BatchNormGrad(_)) => {
-            let gate = rest.last().filter(|gate| is_gate(gate, norm.inputs[0]))?;
-            let (dy, added) = match *rest {
-                [add, _] if add.outputs == [gate.inputs[0]] => {
-                    (other_term(add, add.inputs[1])?, Some(add.inputs[1]))
-                }
-                [_] => (gate.inputs[0], None),
-                _ => return None,
-            };
-            let [_, x, ref vectors @ ..] = norm.inputs[..] else { return None };
-            let read = [dy, x].into_iter().chain(vectors.iter().copied());
-            let reads = read.chain([gate.inputs[1]]).chain(added).collect();
-            let passed = gate.outputs.iter().filter(|v| result(body, **v).is_some());
-            (norm, reads, norm.outputs.iter().chain(passed).copied().collect())
-        }
-        _ => return None,
-    };
-    let image = body.ty(writes[0]);
-    let others = nodes.iter().filter(|node| node.op != norm.op);
-    let fits = others.flat_map(|n| n.inputs.iter().chain(&n.outputs)).all(|v| body.ty(*v) == image)
-        && body.outputs.len() == writes.len()
-        && writes.iter().all(|v| result(body, *v).is_some());
-    fits.then_some(WithRelu { norm, reads, writes })
-}
-
 /// The routine of a body that is a batch normalization with a ReLU and a sum.
 pub(super) fn cpu_with_relu(body: &Graph, nodes: &[&Node]) -> Option<Call> {
-    let WithRelu { norm, reads, writes } = with_relu(body, nodes)?;
+    let region = Region::of(body, nodes).filter(|region| !region.channels_last)?;
+    let Region { norm, reads, writes, .. } = region;
     let types = |values: &[ValueId]| values.iter().map(|v| body.ty(*v)).collect::<Vec<_>>();
     let mut routine = cpu(&norm.op, &types(&norm.inputs), &types(&norm.outputs))?;
     if let Routine::BatchNorm(norm) | Routine::BatchNormGrad(norm) = &mut routine {
@@ -253,22 +224,4 @@ pub(super) fn cpu_with_relu(body: &Graph, nodes: &[&Node]) -> Option<Call> {
         reads: reads.collect::<Option<_>>()?,
         writes: writes.collect::<Option<_>>()?,
     })
-}
-
-/// The term of a sum that is not this value.
-fn other_term(add: &Node, value: ValueId) -> Option<ValueId> {
-    let Op::Binary(BinaryFn::Add) = add.op else { return None };
-    match add.inputs[..] {
-        [a, b] if a == value && b != value => Some(b),
-        [a, b] if b == value && a != value => Some(a),
-        _ => None,
-    }
-}
-
-fn is_relu(node: &Node, of: ValueId) -> bool {
-    matches!(node.op, Op::Unary(UnaryFn::Relu)) && node.inputs == [of]
-}
-
-fn is_gate(node: &Node, dy: ValueId) -> bool {
-    matches!(node.op, Op::Binary(BinaryFn::ReluGrad)) && node.outputs == [dy]
 }

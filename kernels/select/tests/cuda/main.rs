@@ -2,6 +2,7 @@
 
 mod adafactor;
 mod attention;
+mod batch_norm_last;
 mod check;
 mod convert;
 mod embedding;

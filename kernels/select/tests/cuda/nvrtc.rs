@@ -2,6 +2,7 @@
 //!
 //! `FRIT_NVRTC` names libnvrtc and `FRIT_PTXAS` the assembler; `.ci/setup.sh --ptxas` prints both.
 
+use crate::batch_norm_last::{self, Around};
 use crate::check::body_of;
 use frit_ir::ops::attention::Sight;
 use frit_ir::ops::{
@@ -59,6 +60,11 @@ fn all_units() -> Vec<Unit> {
             false,
         ),
     ]));
+    let widths = [(DType::BF16, 64), (DType::F16, 64), (DType::F32, 64), (DType::BF16, 3)];
+    let last = |(dtype, channels)| {
+        batch_norm_last::forward(dtype, &[2, 8, 8, channels], Around::Relu, [0, 1, 2])
+    };
+    all.extend(units_of(&widths.map(last)));
     // It is launched by collectives.
     for ranks in [2, 64] {
         all.push(("rank_sum".into(), vec![("RANKS".into(), ranks.to_string())]));
