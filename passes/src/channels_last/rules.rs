@@ -41,7 +41,8 @@ pub(crate) fn images(graph: &Graph, node: &Node) -> Option<Images> {
     let of = |values: &[ValueId], at: &[usize]| {
         at.iter().map(|i| values[*i]).filter(is_image).collect::<Vec<_>>()
     };
-    let images = Images { operands: of(&node.inputs, operands), results: of(&node.outputs, results) };
+    let images =
+        Images { operands: of(&node.inputs, operands), results: of(&node.outputs, results) };
     (!images.operands.is_empty()).then_some(images)
 }
 
@@ -64,9 +65,9 @@ pub(super) fn rewrite(
         Op::Transpose(op) => b.transpose(node, op),
         Op::Reduce(op) => b.reduce(node, op),
         Op::SumTo(op) => b.sum_to(node, op),
-        Op::Concat(op) => b.each_last(node, |rank| {
-            Op::Concat(Concat { axis: axis_last(op.axis, rank) })
-        }),
+        Op::Concat(op) => {
+            b.each_last(node, |rank| Op::Concat(Concat { axis: axis_last(op.axis, rank) }))
+        }
         Op::Split(op) => b.each_last(node, |rank| {
             Op::Split(Split { axis: axis_last(op.axis, rank), sizes: op.sizes.clone() })
         }),
@@ -127,7 +128,8 @@ impl Builder<'_> {
         let results = self.graph.add(node.op.clone(), &inputs, node.origin.clone(), node.region)?;
         for (&old, &new) in node.outputs.iter().zip(&results) {
             if images.results.contains(&old) {
-                let last = self.add(Op::Transpose(Transpose::channels_last(self.rank(new))), &[new])?;
+                let last =
+                    self.add(Op::Transpose(Transpose::channels_last(self.rank(new))), &[new])?;
                 self.is_now(old, last)?;
             } else {
                 self.layouts.first.insert(old, new);
@@ -139,9 +141,8 @@ impl Builder<'_> {
     /// Elementwise, with the operands that lie so and those that can.
     fn pointwise(&mut self, node: &Node) -> Result<(), GraphError> {
         let shape = self.dims(node.outputs[0]);
-        let is_image = |b: &Self, v: &ValueId| {
-            b.layouts.last.contains_key(v) && b.dims(*v) == shape
-        };
+        let is_image =
+            |b: &Self, v: &ValueId| b.layouts.last.contains_key(v) && b.dims(*v) == shape;
         if !node.inputs.iter().any(|v| is_image(self, v)) {
             return Ok(());
         }
@@ -174,12 +175,8 @@ impl Builder<'_> {
         if op.keep_dims {
             return self.replace(node, reduce, &[self.layouts.last[&x]]);
         }
-        let y = self.graph.add1(
-            reduce,
-            &[self.layouts.last[&x]],
-            node.origin.clone(),
-            node.region,
-        )?;
+        let y =
+            self.graph.add1(reduce, &[self.layouts.last[&x]], node.origin.clone(), node.region)?;
         // The axes that are left, in the order in which they lie.
         let left: Vec<usize> = (0..rank).filter(|axis| !op.axes.contains(axis)).collect();
         let mut lie = left.clone();

@@ -71,7 +71,10 @@ pub(super) fn transpose_behind(
     node: &Node,
     result: ValueId,
 ) -> Option<usize> {
-    only_reader(clusters, result, node, |_, reader, _| {
-        matches!(&reader.op, Op::Transpose(op) if op.puts_channels_last())
-    })
+    only_reader(
+        clusters,
+        result,
+        node,
+        |_, reader, _| matches!(&reader.op, Op::Transpose(op) if op.puts_channels_last()),
+    )
 }

@@ -29,7 +29,7 @@ impl<'a> Region<'a> {
         let others = nodes.iter().copied().filter(|node| !std::ptr::eq(*node, norm));
         let (transposes, around): (Vec<&Node>, Vec<&Node>) =
             others.partition(|node| matches!(node.op, Op::Transpose(_)));
-        let images = Images { rank: body.ty(norm.inputs[0]).shape.rank(), transposes };
+        let images = Images { transposes };
         let (reads, writes) = match &norm.op {
             Op::BatchNorm(_) => forward(norm, &images, &around)?,
             _ => backward(body, norm, &images, &around)?,
@@ -97,7 +97,6 @@ fn backward(body: &Graph, norm: &Node, images: &Images<'_>, around: &[&Node]) ->
 
 /// How the images of a body become those of its normalization: as they are, or by transposes.
 struct Images<'a> {
-    rank: usize,
     transposes: Vec<&'a Node>,
 }
 
@@ -111,10 +110,11 @@ impl Images<'_> {
         if !self.channels_last() {
             return Some(image);
         }
-        let to_first: Vec<usize> = [0, self.rank - 1].into_iter().chain(1..self.rank - 1).collect();
-        let mut transposes = self.transposes.iter();
-        let found = transposes.find(|t| t.outputs == [image] && permutes(t, &to_first))?;
-        Some(found.inputs[0])
+        let is_before = |t: &&&Node| {
+            let fits = matches!(&t.op, Op::Transpose(op) if op.puts_channels_first());
+            fits && t.outputs == [image]
+        };
+        Some(self.transposes.iter().find(is_before)?.inputs[0])
     }
 
     /// The image of the body that one of the normalization becomes.
@@ -122,15 +122,12 @@ impl Images<'_> {
         if !self.channels_last() {
             return Some(image);
         }
-        let to_last: Vec<usize> = [0].into_iter().chain(2..self.rank).chain([1]).collect();
-        let mut transposes = self.transposes.iter();
-        let found = transposes.find(|t| t.inputs == [image] && permutes(t, &to_last))?;
-        Some(found.outputs[0])
+        let is_behind = |t: &&&Node| {
+            let fits = matches!(&t.op, Op::Transpose(op) if op.puts_channels_last());
+            fits && t.inputs == [image]
+        };
+        Some(self.transposes.iter().find(is_behind)?.outputs[0])
     }
-}
-
-fn permutes(node: &Node, perm: &[usize]) -> bool {
-    matches!(&node.op, Op::Transpose(op) if op.perm == perm)
 }
 
 /// The term of a sum that is not this value.

@@ -1,9 +1,17 @@
 //! cuDNN candidates for convolution and its gradients.
+//!
+//! Of images that lie channels last, channels that are no whole vectors, such as those of colors, are padded with zeros in scratch
+//! memory: engines for tensor cores ask for 16 bytes.
 
 use crate::assembler::Assembler;
 use crate::conv::Conv;
-use frit_ir::plan::{Direction, Operation, OperationKind, OperationLaunch, Pointer, Strided};
+use frit_ir::plan::{
+    Direction, Launch, Operation, OperationKind, OperationLaunch, Pointer, Strided,
+};
 use frit_ir::{DType, Op};
+
+/// Elements of 2 bytes that engines read at once.
+const VECTOR: usize = 8;
 
 impl Conv<'_> {
     /// Adds a cuDNN candidate beside the launches from `begin` on, if cuDNN may support the types. With `is_last`, operands and
@@ -23,9 +31,15 @@ impl Conv<'_> {
             _ => (Direction::GradWeight, [second, to, first]),
         };
         let low = matches!(self.element, DType::F16 | DType::BF16);
+        let padded = |n: usize| n.next_multiple_of(VECTOR);
+        let sizes = (padded(self.channels), padded(self.filters));
+        if is_last && low && self.groups == 1 && sizes != (self.channels, self.filters) {
+            let padded = Conv { channels: sizes.0, filters: sizes.1, ..*self };
+            return padded.padded_candidate(a, direction, at, begin, self);
+        }
         // Engines that accumulate 2-byte elements into an f32 result require channels last, in multiples of 16 bytes.
         let widens = low && self.out == DType::F32;
-        let whole = |n: usize| (n / self.groups).is_multiple_of(8);
+        let whole = |n: usize| (n / self.groups).is_multiple_of(VECTOR);
         let known = match self.out == self.element {
             true => low || matches!(self.element, DType::F32 | DType::F64),
             false => widens && whole(self.channels) && whole(self.filters),
@@ -55,6 +69,54 @@ impl Conv<'_> {
                     let ends = (places[i], at[i]);
                     a.copy(ends, &tensor.sizes, [strides, dense.strides], size)?;
                 }
+            }
+        }
+        let before = a.take_launches(first_before);
+        let at = places.to_vec();
+        a.candidate_operation(begin, before, OperationLaunch { operation, at }, after);
+        Some(())
+    }
+
+    /// Adds the candidate for a convolution of which this one has more channels or filters, on padded copies of what lies
+    /// channels last.
+    fn padded_candidate(
+        &self,
+        a: &mut Assembler<'_>,
+        direction: Direction,
+        at: [Pointer; 3],
+        begin: usize,
+        of: &Conv<'_>,
+    ) -> Option<()> {
+        if ![self.element, DType::F32].contains(&self.out) {
+            return Some(());
+        }
+        let operation =
+            Operation { any_order: !a.deterministic, ..self.operation(direction, true) };
+        let own = of.operation(direction, true);
+        let result = operation.results()[0];
+        let (mut places, mut after) = (at, Vec::new());
+        let first_before = a.launches();
+        for (i, (padded, own)) in operation.tensors.iter().zip(&own.tensors).enumerate() {
+            if padded == own {
+                continue;
+            }
+            places[i] = a.scratch(padded.bytes());
+            let size = own.dtype.size();
+            // Neighbors in memory, which threads copy together, come last.
+            let in_memory = |list: &[usize]| -> Vec<usize> {
+                [0].into_iter().chain(2..list.len()).chain([1]).map(|axis| list[axis]).collect()
+            };
+            let sizes = in_memory(&own.sizes);
+            let strides = |t: &Strided| in_memory(&t.strides);
+            if i == result {
+                let begin = a.launches();
+                let ends = (at[i], places[i]);
+                a.copy(ends, &sizes, [strides(own), strides(padded)], size)?;
+                after = a.take_launches(begin);
+            } else {
+                a.launch(Launch::Zero { at: places[i], bytes: padded.bytes() });
+                let ends = (places[i], at[i]);
+                a.copy(ends, &sizes, [strides(padded), strides(own)], size)?;
             }
         }
         let before = a.take_launches(first_before);

@@ -12,7 +12,10 @@ use frit_ir::{DType, Graph, Node, Op};
 pub(crate) fn cuda_channels_last(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
     let node = last::between_transposes(body)?;
     let conv = Conv::of(a, node)?;
-    let operands = [a.read(last::operand(body, node.inputs[0])?)?, a.read(last::operand(body, node.inputs[1])?)?];
+    let operands = [
+        a.read(last::operand(body, node.inputs[0])?)?,
+        a.read(last::operand(body, node.inputs[1])?)?,
+    ];
     let to = a.write(last::result(body, node.outputs[0])?);
     if node.inputs.iter().chain(&node.outputs).any(|v| a.ty(*v).shape.numel() == 0) {
         return None;

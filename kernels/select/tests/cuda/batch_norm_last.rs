@@ -26,15 +26,12 @@ fn statistics(dtype: DType) -> DType {
     if dtype == DType::F64 { dtype } else { DType::F32 }
 }
 
-/// Channels last to first.
 fn to_first(rank: usize) -> Op {
-    let perm = [vec![0, rank - 1], (1..rank - 1).collect()].concat();
-    Op::Transpose(Transpose { perm })
+    Op::Transpose(Transpose::channels_first(rank))
 }
 
 fn to_last(rank: usize) -> Op {
-    let Op::Transpose(op) = to_first(rank) else { unreachable!() };
-    Op::Transpose(op.inverse())
+    Op::Transpose(Transpose::channels_last(rank))
 }
 
 fn sum(body: &mut Body, around: Around, term: ValueId, other: ValueId) -> ValueId {

@@ -9,6 +9,7 @@ mod embedding;
 mod emulator;
 mod epilogue;
 mod gemms;
+mod images_last;
 mod index;
 mod layout;
 mod matmul;
