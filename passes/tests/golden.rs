@@ -12,6 +12,7 @@ use frit_ir::{DType, Graph, Op, Tensor, text};
 use frit_passes::adapter::{self, Lora};
 use frit_passes::autocast::{Autocast, Override};
 use frit_passes::canonicalize::Canonicalize;
+use frit_passes::channels_last::ChannelsLast;
 use frit_passes::chunk_loss::{ChunkLoss, Chunks};
 use frit_passes::cost::Device;
 use frit_passes::documents::Documents;
@@ -112,6 +113,16 @@ impl Header {
                     ..Autocast::new(self.dtype("compute").unwrap_or(DType::BF16))
                 })
             }
+            "channels_last" => Box::new(ChannelsLast {
+                target: Target {
+                    device: match self.get("device") {
+                        Some("cuda") => DeviceType::Cuda,
+                        _ => DeviceType::Cpu,
+                    },
+                    arch: String::new(),
+                    features: String::new(),
+                },
+            }),
             "pad_tensor_cores" => Box::new(PadTensorCores {
                 mode: if self.get("mode") == Some("on") { PadMode::Always } else { PadMode::Auto },
                 target: Target {
@@ -283,6 +294,11 @@ fn raise() {
 #[test]
 fn autocast() {
     check_folder("autocast");
+}
+
+#[test]
+fn channels_last() {
+    check_folder("channels_last");
 }
 
 #[test]

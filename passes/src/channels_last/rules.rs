@@ -63,6 +63,7 @@ pub(super) fn rewrite(
         _ if images.is_some() => b.between_transposes(node, &images.unwrap_or_default()),
         op if op.is_pointwise() => b.pointwise(node),
         Op::Transpose(op) => b.transpose(node, op),
+        Op::Reshape(op) => b.reshape(node, &op.shape),
         Op::Reduce(op) => b.reduce(node, op),
         Op::SumTo(op) => b.sum_to(node, op),
         Op::Concat(op) => {
@@ -167,6 +168,16 @@ impl Builder<'_> {
         Ok(())
     }
 
+    /// The places of an image along other axes.
+    fn reshape(&mut self, node: &Node, shape: &Shape) -> Result<(), GraphError> {
+        let x = node.inputs[0];
+        if !keeps_channels(&self.graph.ty(x).shape, shape) {
+            return Ok(());
+        }
+        let new = self.reshaped(self.layouts.last[&x], &last_of(shape.dims()))?;
+        self.is_now(node.outputs[0], new)
+    }
+
     fn reduce(&mut self, node: &Node, op: &Reduce) -> Result<(), GraphError> {
         let (x, rank) = (node.inputs[0], self.rank(node.inputs[0]));
         let mut axes: Vec<usize> = op.axes.iter().map(|a| axis_last(*a, rank)).collect();
@@ -236,6 +247,15 @@ impl Builder<'_> {
                 let small = self.broadcast_last(def.inputs[0], rank)?;
                 self.add(Op::Expand(Expand { shape: Shape::from(&shape[..]) }), &[small])?
             }
+            Op::Reshape(op) if keeps_channels(&self.graph.ty(def.inputs[0]).shape, &op.shape) => {
+                let last = self.last(def.inputs[0])?;
+                self.reshaped(last, &shape)?
+            }
+            Op::Transpose(op) => {
+                let order = Transpose::channels_last(rank).perm;
+                let perm = order.iter().map(|axis| op.perm[*axis]).collect();
+                self.reordered(def.inputs[0], perm)?
+            }
             Op::Constant(constant) if constant.value.as_splat().is_some() => {
                 let element = constant.value.as_splat().unwrap_or_default();
                 let value = Tensor::splat(TensorType::new(ty.dtype, shape), element);
@@ -276,6 +296,11 @@ impl Builder<'_> {
         }
         self.add(Op::Transpose(Transpose { perm }), &[v])
     }
+}
+
+/// Whether a reshape only divides the places of an image into other axes.
+fn keeps_channels(from: &Shape, to: &Shape) -> bool {
+    from.rank() > 2 && to.rank() > 2 && from.0[..2] == to.0[..2]
 }
 
 /// A shape with axes of one element before it.

@@ -138,12 +138,20 @@ fn axes_follow_their_channels() {
         %p: bf16[2, 8, 5, 6] = pad %s {{low = [0,0,1,0], high = [0,0,0,2], value = 1.0}}
         %q: bf16[2, 8, 5, 6] = conv %p, %k {{{SLIDE}}}
         %f: bf16[2, 30, 8] = reshape %q {{shape = [2,30,8]}}
+        %i: bf16[2, 8, 30] = reshape %q {{shape = [2,8,30]}}
+        %j: bf16[2, 30, 8] = transpose %i {{perm = [0,2,1]}}
+        %k2: bf16[2, 8, 30] = transpose %j {{perm = [0,2,1]}}
+        %l2: bf16[2, 8, 6, 5] = reshape %k2 {{shape = [2,8,6,5]}}
+        %o: bf16[2, 8, 6, 5] = conv %l2, %k {{{SLIDE}}}
+        %u: bf16[2, 6, 5, 8] = transpose %o {{perm = [0,2,3,1]}}
         %t: bf16[2, 5, 6, 8] = transpose %q {{perm = [0,2,3,1]}}
         %m: bf16[2, 1, 5, 6] = reduce %q {{f = "max", axes = [1], keep_dims = true}}
         %v: bf16[8, 6] = reduce %q {{f = "sum", axes = [0,2]}}
         %w: bf16[2, 1, 1, 6] = sum_to %q {{shape = [2,1,1,6]}}
         return %l as "l"
         return %f as "f"
+        return %j as "j"
+        return %u as "u"
         return %t as "t"
         return %m as "m"
         return %v as "v"
