@@ -2,6 +2,7 @@
 //! cores for 2-byte elements, and im2col and GEMM, some images at a time, for others; direct computation for many groups.
 
 mod cudnn;
+mod fold;
 mod last;
 mod tiles;
 

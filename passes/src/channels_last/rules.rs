@@ -1,6 +1,6 @@
 //! What operations compute when their images lie channels last.
 
-use super::{INFO, Layouts, convolved_bytes};
+use super::{INFO, Layouts, VECTOR, convolved_bytes};
 use frit_ir::ops::{
     Concat, Constant, Expand, Pad, Reduce, Reshape, Slice, Split, SumTo, Transpose,
 };
@@ -25,11 +25,18 @@ impl Images {
 
 /// The images of a node, if its kernels can read and write them channels last.
 pub(crate) fn images(graph: &Graph, node: &Node) -> Option<Images> {
+    // Images with few channels stay as they are: kernels fold those.
+    let has_few =
+        |groups: usize, kernels: ValueId| groups == 1 && graph.ty(kernels).shape.0[1] < VECTOR;
     let (operands, results): (&[usize], &[usize]) = match &node.op {
-        Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) | Op::MaxPoolGrad(_) => {
-            (&[0, 1], &[0])
-        }
-        Op::BatchNormGrad(_) => (&[0, 1], &[0]),
+        Op::Conv(op) if has_few(op.groups, node.inputs[1]) => (&[], &[0]),
+        Op::ConvGradInput(op) if has_few(op.groups, node.inputs[1]) => (&[0], &[]),
+        Op::ConvGradWeight(op) if has_few(op.groups, node.outputs[0]) => (&[0], &[]),
+        Op::Conv(_)
+        | Op::ConvGradInput(_)
+        | Op::ConvGradWeight(_)
+        | Op::MaxPoolGrad(_)
+        | Op::BatchNormGrad(_) => (&[0, 1], &[0]),
         Op::BatchNorm(_) | Op::MaxPool(_) | Op::SumPool(_) | Op::SumPoolGrad(_) => (&[0], &[0]),
         _ => return None,
     };
@@ -43,7 +50,7 @@ pub(crate) fn images(graph: &Graph, node: &Node) -> Option<Images> {
     };
     let images =
         Images { operands: of(&node.inputs, operands), results: of(&node.outputs, results) };
-    (!images.operands.is_empty()).then_some(images)
+    (!images.is_empty()).then_some(images)
 }
 
 /// Adds the form of a node that computes channels last, if it is to have one.

@@ -11,7 +11,7 @@ use frit_ir::plan::{
 use frit_ir::{DType, Op};
 
 /// Elements of 2 bytes that engines read at once.
-const VECTOR: usize = 8;
+pub(super) const VECTOR: usize = 8;
 
 impl Conv<'_> {
     /// Adds a cuDNN candidate beside the launches from `begin` on, if cuDNN may support the types. With `is_last`, operands and

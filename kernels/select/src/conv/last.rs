@@ -3,32 +3,54 @@
 
 use crate::assembler::Assembler;
 use crate::conv::Conv;
+use crate::conv::cudnn::VECTOR;
 use crate::{convert, last};
 use frit_ir::ops::Transpose;
 use frit_ir::plan::{Epilogue, Gemm, Launch, Matrix, Pointer};
-use frit_ir::{DType, Graph, Node, Op};
+use frit_ir::{DType, Graph, Op, Shape, ValueId};
 
 /// The launches of a body that is a convolution between transposes.
 pub(crate) fn cuda_channels_last(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
     let node = last::between_transposes(body)?;
     let conv = Conv::of(a, node)?;
-    let operands = [
-        a.read(last::operand(body, node.inputs[0])?)?,
-        a.read(last::operand(body, node.inputs[1])?)?,
-    ];
-    let to = a.write(last::result(body, node.outputs[0])?);
-    if node.inputs.iter().chain(&node.outputs).any(|v| a.ty(*v).shape.numel() == 0) {
+    let outer = [node.inputs[0], node.inputs[1], node.outputs[0]];
+    if outer.iter().any(|v| a.ty(*v).shape.numel() == 0) {
         return None;
     }
-    let begin = a.launches();
-    match conv.groups == 1 && conv.is_plain() {
-        true => conv.places(a, &node.op, operands, to)?,
-        false => conv.of_copies(a, node, operands, to)?,
+    let [first, second] = [0, 1].map(|i| last::operand(body, node.inputs[i]));
+    let inner = [first?, second?, last::result(body, node.outputs[0])?];
+    // With one place, both layouts are one.
+    let lies_last =
+        |v: ValueId, w: ValueId| v != w || a.ty(v).shape.dims()[2..].iter().all(|n| *n == 1);
+    let are_last = [0, 1, 2].map(|i| lies_last(outer[i], inner[i]));
+    let operands = [a.read(inner[0])?, a.read(inner[1])?];
+    let to = a.write(inner[2]);
+    let few = conv.groups == 1 && conv.channels < VECTOR && conv.element.size() == 2;
+    match (&node.op, are_last) {
+        (op, [true, true, true]) => conv.last(a, op, operands, to),
+        (op @ Op::Conv(_), [false, _, true]) if few => conv.folded(a, op, operands, to),
+        (op @ Op::ConvGradWeight(_), [true, false, _]) if few => conv.folded(a, op, operands, to),
+        (op, are_last) => conv.of_copies(a, op, (operands, to), are_last),
     }
-    conv.candidate(a, &node.op, operands, to, begin, true)
 }
 
 impl Conv<'_> {
+    /// The launches of a convolution whose operands and result all lie channels last.
+    pub(super) fn last(
+        &self,
+        a: &mut Assembler<'_>,
+        op: &Op,
+        operands: [Pointer; 2],
+        to: Pointer,
+    ) -> Option<()> {
+        let begin = a.launches();
+        match self.groups == 1 && self.is_plain() {
+            true => self.places(a, op, operands, to)?,
+            false => self.of_copies(a, op, (operands, to), [true; 3])?,
+        }
+        self.candidate(a, op, operands, to, begin, true)
+    }
+
     /// One GEMM, whose rows are the places of all images.
     fn places(
         &self,
@@ -71,25 +93,49 @@ impl Conv<'_> {
         convert::convert(a, (sums, dtype), (to, self.out), m * n)
     }
 
-    /// The kernels for images `[N, C, …]`, on copies.
+    /// The kernels for images `[N, C, …]`, on copies of those operands that lie channels last; if not all do, beside the
+    /// candidate for such images.
     fn of_copies(
         &self,
         a: &mut Assembler<'_>,
-        node: &Node,
-        operands: [Pointer; 2],
-        to: Pointer,
+        op: &Op,
+        (operands, to): ([Pointer; 2], Pointer),
+        are_last: [bool; 3],
     ) -> Option<()> {
+        let shapes = self.shapes(op)?;
+        let elements = |i: usize| shapes[i].iter().product::<usize>();
         let mut copies = operands;
-        for (value, at) in node.inputs.iter().zip(&mut copies) {
-            let dims = a.ty(*value).shape.dims();
-            let copy = a.scratch(a.ty(*value).bytes());
-            transpose(a, (copy, *at), dims, false, self.element)?;
-            *at = copy;
+        for i in (0..2).filter(|i| are_last[*i]) {
+            let copy = a.scratch(elements(i) * self.element.size());
+            transpose(a, (copy, copies[i]), &shapes[i], false, self.element)?;
+            copies[i] = copy;
         }
-        let y = a.ty(node.outputs[0]);
-        let sums = a.scratch(y.bytes());
-        self.kernels(a, &node.op, copies, sums)?;
-        transpose(a, (to, sums), y.shape.dims(), true, self.out)
+        let sums = match are_last[2] {
+            true => a.scratch(elements(2) * self.out.size()),
+            false => to,
+        };
+        let begin = a.launches();
+        self.kernels(a, op, copies, sums)?;
+        if are_last != [true; 3] {
+            self.candidate(a, op, copies, sums, begin, false)?;
+        }
+        match are_last[2] {
+            true => transpose(a, (to, sums), &shapes[2], true, self.out),
+            false => Some(()),
+        }
+    }
+
+    /// The shapes of operands and result.
+    fn shapes(&self, op: &Op) -> Option<[Vec<usize>; 3]> {
+        let positions = self.window.positions(self.size, self.taps).ok()?;
+        let images = [&[self.images, self.channels], self.size].concat();
+        let kernels = [&[self.filters, self.channels / self.groups], self.taps].concat();
+        let responses = [&[self.images, self.filters], &positions[..]].concat();
+        Some(match op {
+            Op::Conv(_) => [images, kernels, responses],
+            Op::ConvGradInput(_) => [responses, kernels, images],
+            _ => [responses, images, kernels],
+        })
     }
 }
 
@@ -101,7 +147,7 @@ fn transpose(
     to_last: bool,
     dtype: DType,
 ) -> Option<()> {
-    let dense = |dims: &[usize]| frit_ir::Shape::from(dims).strides();
+    let dense = |dims: &[usize]| Shape::from(dims).strides();
     let order = Transpose::channels_last(dims.len());
     let lying: Vec<usize> = order.perm.iter().map(|axis| dims[*axis]).collect();
     let strides = dense(&lying);

@@ -4,7 +4,7 @@ use crate::check::{Body, check_body, random, selected};
 use frit_ir::interpret::{Options, eval_op};
 use frit_ir::ops::{Conv, ConvGradInput, ConvGradWeight, Transpose, Window};
 use frit_ir::ops::{MaxPool, MaxPoolGrad, SumPool, SumPoolGrad};
-use frit_ir::plan::{Launch, OperationKind};
+use frit_ir::plan::{Launch, OperationKind, Strided};
 use frit_ir::{DType, Graph, Op, Tensor, ValueId};
 
 /// Whether a value is an image with more than one place.
@@ -12,13 +12,26 @@ fn is_image(dims: &[usize]) -> bool {
     dims.len() > 2 && dims[2..].iter().any(|n| *n != 1)
 }
 
+/// The operands, and last the result, that are images or kernels with few channels, which stay as they are.
+fn with_few_channels(op: &Op, operands: &[Tensor]) -> [bool; 3] {
+    let few = |groups: usize, channels: usize| groups == 1 && channels < 8;
+    let channels = |i: usize| operands[i].ty.shape.0[1];
+    match op {
+        Op::Conv(op) if few(op.groups, channels(1)) => [true, true, false],
+        Op::ConvGradInput(op) if few(op.groups, channels(1)) => [false, true, true],
+        Op::ConvGradWeight(op) if few(op.groups, channels(1)) => [false, true, true],
+        _ => [false; 3],
+    }
+}
+
 /// The operation between transposes, and its operands channels last.
 fn between_transposes(op: Op, operands: &[Tensor]) -> (Graph, Vec<Tensor>) {
     let mut body = Body::new();
+    let stay = with_few_channels(&op, operands);
     let (mut inputs, mut lying): (Vec<ValueId>, Vec<Tensor>) = (vec![], vec![]);
-    for operand in operands {
+    for (operand, stays) in operands.iter().zip(stay) {
         let rank = operand.ty.shape.rank();
-        if !is_image(operand.ty.shape.dims()) {
+        if stays || !is_image(operand.ty.shape.dims()) {
             inputs.push(body.input(&operand.ty));
             lying.push(operand.clone());
             continue;
@@ -31,7 +44,7 @@ fn between_transposes(op: Op, operands: &[Tensor]) -> (Graph, Vec<Tensor>) {
     }
     let mut result = body.add(op, &inputs)[0];
     let dims = body.0.ty(result).shape.0.to_vec();
-    if is_image(&dims) {
+    if !stay[2] && is_image(&dims) {
         result = body.add(Op::Transpose(Transpose::channels_last(dims.len())), &[result])[0];
     }
     (body.outputs(&[result]), lying)
@@ -109,23 +122,69 @@ fn engines_read_and_write_channels_last_without_copies() {
 
 #[test]
 fn channels_that_are_no_whole_vectors_are_padded_for_engines() {
-    let same =
-        Window { strides: vec![2, 2], low: vec![3, 3], high: vec![3, 3], ..Window::plain(2) };
+    let same = Window { low: vec![1, 1], high: vec![1, 1], ..Window::plain(2) };
     for (out, x, w) in
-        [(None, [2, 3, 9, 11], [16, 3, 7, 7]), (Some(DType::F32), [1, 8, 6, 5], [3, 8, 7, 7])]
+        [(None, [2, 12, 5, 6], [16, 12, 3, 3]), (Some(DType::F32), [1, 8, 6, 5], [3, 8, 3, 3])]
     {
         for body in conv(DType::BF16, out, &same, 1, [&x, &w]) {
-            let operations = candidates(&body).0.into_iter().filter_map(|launch| match launch {
-                Launch::Operation(launch) => Some(launch.operation),
-                _ => None,
-            });
-            let [operation] = &operations.collect::<Vec<_>>()[..] else { panic!("{body}") };
-            let whole = |t: &frit_ir::plan::Strided| {
-                t.strides[1] == 1 && t.strides.iter().all(|s| *s == 1 || s.is_multiple_of(8))
-            };
-            assert!(operation.tensors.iter().all(whole), "{operation:?}");
+            assert_eq!(engine_of_whole_vectors(&body), vec![3, 3], "{body}");
         }
     }
+}
+
+/// The taps of the operation that is a candidate; all its tensors must lie channels last, in whole vectors.
+fn engine_of_whole_vectors(body: &Graph) -> Vec<usize> {
+    let launches = selected(body).launches;
+    let choice = launches.iter().find_map(|launch| match launch {
+        Launch::Choice(both) => Some(both[0].launches.clone()),
+        _ => None,
+    });
+    let operations = choice.unwrap_or_default().into_iter().filter_map(|launch| match launch {
+        Launch::Operation(launch) => Some(launch.operation),
+        _ => None,
+    });
+    let [operation] = &operations.collect::<Vec<_>>()[..] else { panic!("{body}") };
+    let whole = |t: &Strided| t.strides[1] == 1 && t.strides.iter().all(|s| *s == 1 || s % 8 == 0);
+    assert!(operation.tensors.iter().all(whole), "{operation:?}");
+    operation.tensors[1].sizes[2..].to_vec()
+}
+
+#[test]
+fn images_with_few_channels_are_folded() {
+    let window = |strides: [usize; 2], low: [usize; 2], high: [usize; 2]| Window {
+        strides: strides.into(),
+        low: low.into(),
+        high: high.into(),
+        ..Window::plain(2)
+    };
+    let dilated = Window { dilations: vec![2, 1], ..window([1, 2], [2, 1], [1, 2]) };
+    let cases: [(Window, [usize; 4], [usize; 4], Option<[usize; 2]>); 8] = [
+        // The first layer of ResNet, with even and odd sizes.
+        (window([2, 2], [3, 3], [3, 3]), [2, 3, 10, 12], [16, 3, 7, 7], Some([4, 4])),
+        (window([2, 2], [3, 3], [3, 3]), [1, 3, 9, 11], [8, 3, 7, 7], Some([4, 4])),
+        (window([1, 1], [1, 1], [1, 1]), [2, 4, 5, 6], [8, 4, 3, 3], Some([3, 3])),
+        // Patches: a GEMM.
+        (window([4, 4], [0, 0], [0, 0]), [2, 3, 8, 12], [24, 3, 4, 4], Some([1, 1])),
+        // Places behind the last window, axes of their own, and taps that no step has.
+        (window([3, 2], [0, 1], [0, 0]), [2, 1, 11, 7], [8, 1, 2, 3], Some([1, 2])),
+        (window([4, 3], [1, 4], [2, 0]), [1, 2, 9, 8], [16, 2, 5, 1], Some([2, 1])),
+        (window([2, 5], [5, 0], [6, 3]), [1, 3, 4, 9], [8, 3, 3, 2], None),
+        (dilated, [1, 3, 9, 8], [8, 3, 3, 2], Some([3, 2])),
+    ];
+    for (window, x, w, taps) in &cases {
+        for out in [None, Some(DType::F32)] {
+            let [forward, _, of_weight] = conv(DType::BF16, out, window, 1, [x, w]);
+            for body in [(out.is_none(), forward), (true, of_weight)] {
+                if let ((true, body), Some(taps)) = (body, taps) {
+                    assert_eq!(engine_of_whole_vectors(&body), taps, "{body}");
+                }
+            }
+        }
+    }
+    let line = Window { strides: vec![3], low: vec![2], high: vec![1], ..Window::plain(1) };
+    conv(DType::F16, None, &line, 1, [&[2, 5, 14], &[8, 5, 7]]);
+    let cube = Window { strides: vec![2, 1, 2], low: vec![1, 0, 1], ..Window::plain(3) };
+    conv(DType::BF16, None, &cube, 1, [&[1, 2, 5, 3, 4], &[8, 2, 3, 2, 2]]);
 }
 
 #[test]
