@@ -77,6 +77,7 @@ fn cluster(found: &Ceilings) -> Cluster {
             single_tflops: curve(&found.conv_f32_flops, SUSTAINED / 1e12),
             tiles_tflops: curve(&found.conv_3x3_f32_flops, SUSTAINED / 1e12),
             half_tflops: curve(&found.conv_bf16_flops, SUSTAINED / 1e12),
+            channels_last_tflops: None,
             strided: (found.conv_strided_bf16_flops / unstrided).min(1.0),
             depthwise_tflops: Some(curve(&found.conv_depthwise_f32_flops, SUSTAINED / 1e12)),
         }),

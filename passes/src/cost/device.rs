@@ -53,6 +53,9 @@ pub struct Convolutions {
     pub tiles_tflops: Curve,
     /// Of f16 and bf16, by width.
     pub half_tflops: Curve,
+    /// Of f16 and bf16 whose images lie channels last, by width; as of others, if not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub channels_last_tflops: Option<Curve>,
     /// Fraction of these rates with strides.
     #[serde(default = "whole")]
     pub strided: f64,
@@ -73,7 +76,9 @@ impl Convolutions {
             ("tiles_tflops", &self.tiles_tflops),
             ("half_tflops", &self.half_tflops),
         ];
-        dense.into_iter().chain(self.depthwise_tflops.iter().map(|c| ("depthwise_tflops", c)))
+        let last = self.channels_last_tflops.iter().map(|c| ("channels_last_tflops", c));
+        let depthwise = self.depthwise_tflops.iter().map(|c| ("depthwise_tflops", c));
+        dense.into_iter().chain(last).chain(depthwise)
     }
 }
 
@@ -189,7 +194,8 @@ impl Device {
 
     /// An H100 by itself at 700 W, as GPT-2 124M and 1558M ran on it (`docs/gpu.md`): all their GEMMs, epilogues included, and
     /// attention with heads of 64, forward and backward, by cuDNN's deterministic engines; and as ResNet-50 did: its
-    /// convolutions of `[N, C, H, W]` in bf16 and all their gradients, transposes included. Those of f32 were not measured.
+    /// convolutions of `[N, C, H, W]` in bf16 and all their gradients, transposes included, and those of 3 × 3 taps of images that
+    /// lie channels last. Those of f32 were not measured.
     pub fn h100_alone() -> Device {
         let alone =
             Device { matmul_efficiency: 0.72, attention_efficiency: 0.26, ..Device::h100() };
@@ -198,6 +204,7 @@ impl Device {
             single_tflops: single.clone(),
             tiles_tflops: single,
             half_tflops: Curve::flat(148.0),
+            channels_last_tflops: Some(Curve(vec![(64, 400.0), (128, 640.0), (256, 750.0)])),
             strided: 1.0,
             depthwise_tflops: None,
         };

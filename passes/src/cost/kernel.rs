@@ -1,7 +1,7 @@
 //! Durations of kernels: the longer of their arithmetic and their memory traffic.
 
-use super::{Convolutions, Device, processor};
-use frit_ir::ops::{Conv, ConvGradInput, ConvGradWeight, MatMul, Window};
+use super::{Convolutions, Curve, Device, processor};
+use frit_ir::ops::{BinaryFn, Conv, ConvGradInput, ConvGradWeight, MatMul, Window};
 use frit_ir::{DType, Graph, Node, Op, TensorType};
 
 /// A batch of matmuls `[m, k] × [k, n]`.
@@ -164,7 +164,10 @@ impl Device {
         let arithmetic: f64 =
             body.nodes().map(|(_, n)| self.arithmetic_seconds(body, n, wide)).sum();
         let is_processor = !self.has_matrix_units();
-        let bytes = if is_processor { processor::traffic(body, bytes) } else { bytes };
+        let bytes = match is_processor {
+            true => processor::traffic(body, bytes),
+            false => bytes + read_again(body) as f64,
+        };
         let traffic = bytes / self.bytes_per_second();
         let kernel = match is_processor && processor::is_in_phases(body) {
             true => arithmetic + traffic,
@@ -211,7 +214,12 @@ impl Device {
                     && dtype(0) == DType::F32
                     && is_in_tiles(window, *groups, w.shape.dims());
                 if let Some(measured) = &self.convolutions {
-                    let kind = (dtype(0), is_in_tiles);
+                    let kind = match dtype(0).is_low_precision() {
+                        true if lies_channels_last(graph, node) => measured.channels_last(),
+                        true => &measured.half_tflops,
+                        false if is_in_tiles => &measured.tiles_tflops,
+                        false => &measured.single_tflops,
+                    };
                     return flops / (1e12 * measured.tflops(kind, w.shape.dims(), *groups, window));
                 }
                 let part = if is_in_tiles { IN_TILES } else { 1.0 };
@@ -247,20 +255,13 @@ impl Device {
 }
 
 impl Convolutions {
-    /// The rate of one with operands of this type and a kernel of these sizes, in 10¹² operations per second.
-    fn tflops(
-        &self,
-        (dtype, is_in_tiles): (DType, bool),
-        kernel: &[usize],
-        groups: usize,
-        window: &Window,
-    ) -> f64 {
+    fn channels_last(&self) -> &Curve {
+        self.channels_last_tflops.as_ref().unwrap_or(&self.half_tflops)
+    }
+
+    /// The rate of one of this kind with a kernel of these sizes, in 10¹² operations per second.
+    fn tflops(&self, dense: &Curve, kernel: &[usize], groups: usize, window: &Window) -> f64 {
         let (filters, elements) = (kernel[0] / groups.max(1), kernel[1..].iter().product());
-        let dense = match (dtype.is_low_precision(), is_in_tiles) {
-            (true, _) => &self.half_tflops,
-            (false, true) => &self.tiles_tflops,
-            (false, false) => &self.single_tflops,
-        };
         let is_strided = window.strides.iter().any(|stride| *stride > 1);
         let rate = match &self.depthwise_tflops {
             Some(depthwise) if kernel[1] == 1 && groups > 1 => depthwise.at(elements),
@@ -268,6 +269,31 @@ impl Convolutions {
         };
         rate * if is_strided { self.strided } else { 1.0 }
     }
+}
+
+/// Bytes that the kernels of batch normalizations on a GPU move besides operands and results: images are read once for their
+/// sums and once to be normalized, and what passes a ReLU backward is in memory between the two.
+fn read_again(body: &Graph) -> usize {
+    let of_node = body.nodes().map(|(_, node)| match &node.op {
+        Op::BatchNorm(_) => body.ty(node.inputs[0]).bytes(),
+        Op::BatchNormGrad(_) => 2 * body.ty(node.inputs[0]).bytes(),
+        Op::Binary(BinaryFn::ReluGrad) => {
+            let passed = node.outputs[0];
+            let is_result = body.outputs.iter().any(|o| o.value == passed);
+            let has_norm = body.nodes().any(|(_, n)| matches!(n.op, Op::BatchNormGrad(_)));
+            if has_norm && !is_result { body.ty(passed).bytes() } else { 0 }
+        }
+        _ => 0,
+    });
+    of_node.sum()
+}
+
+/// Whether the images of a convolution, or its responses, are transposed so that their channels lie last.
+fn lies_channels_last(graph: &Graph, node: &Node) -> bool {
+    let before = node.inputs.iter().map(|v| &graph.def(*v).op);
+    let mut behind = graph.nodes().filter(|(_, n)| n.inputs.contains(&node.outputs[0]));
+    before.into_iter().any(|op| matches!(op, Op::Transpose(op) if op.puts_channels_first()))
+        || behind.any(|(_, n)| matches!(&n.op, Op::Transpose(op) if op.puts_channels_last()))
 }
 
 /// Whether processors compute a convolution of f32 numbers by kernels of these sizes in tiles.

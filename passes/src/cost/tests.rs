@@ -221,6 +221,7 @@ fn measured() -> Convolutions {
         single_tflops: Curve::flat(0.4),
         tiles_tflops: Curve::flat(0.6),
         half_tflops: Curve(vec![(16, 0.4), (256, 1.2)]),
+        channels_last_tflops: None,
         strided: 0.5,
         depthwise_tflops: None,
     }
@@ -246,6 +247,67 @@ fn measured_convolutions_take_the_rate_of_their_kind() {
         let defect = cluster.defect().expect("a rate that is none");
         assert!(defect.contains("device.convolutions.tiles_tflops"), "{defect}");
     }
+}
+
+/// A body with images `[8, 64, 56, 56]` in bf16, which channels lie last of.
+fn last_body(nodes: &str) -> Graph {
+    let image = r#"ty = {"dtype":"bf16","shape":[8,56,56,64]}"#;
+    let vector = |name: &str| {
+        let ty = r#"ty = {"dtype":"f32","shape":[64]}"#;
+        format!("%{name}: f32[64] = input {{name = \"{name}\", {ty}}}")
+    };
+    let vectors = ["s", "m", "v"].map(vector).join("\n");
+    frit_ir::text::parse(&format!(
+        r#"graph @g world=1 {{
+        %x: bf16[8, 56, 56, 64] = input {{name = "x", {image}}}
+        %d: bf16[8, 56, 56, 64] = input {{name = "d", {image}}}
+        %k: bf16[64, 64, 1, 1] = input {{name = "k", ty = {{"dtype":"bf16","shape":[64,64,1,1]}}}}
+        {vectors}
+        %f: bf16[8, 64, 56, 56] = transpose %x {{perm = [0,3,1,2]}}
+        {nodes}
+        }}"#
+    ))
+    .expect("the text is a graph")
+}
+
+#[test]
+fn convolutions_of_images_that_lie_channels_last_have_a_rate_of_their_own() {
+    let convolutions = Convolutions { channels_last_tflops: Some(Curve::flat(2.4)), ..measured() };
+    let device = Device { convolutions: Some(convolutions), ..Device::h100() };
+    let conv = r#"conv %f, %k {window = {"strides":[1,1],"dilations":[1,1],"low":[0,0],"high":[0,0]}, groups = 1}"#;
+    let seconds = |behind: &str| {
+        let body = last_body(&format!("%y: bf16[8, 64, 56, 56] = {conv}\n{behind}"));
+        device.kernel_seconds(&body, 0) - 1e-6 * device.launch_us
+    };
+    let last =
+        seconds("%z: bf16[8, 56, 56, 64] = transpose %y {perm = [0,2,3,1]}\nreturn %z as \"z\"");
+    let flops = 2.0 * (8 * 56 * 56 * 64 * 64) as f64;
+    assert!((flops / last / 2.4e12 - 1.0).abs() < 1e-6, "{last}");
+}
+
+#[test]
+fn batch_normalizations_on_a_gpu_read_images_twice() {
+    let bytes = (8 * 56 * 56 * 64 * 2) as f64;
+    let gpu = Device::h100();
+    let more = |nodes: &str| {
+        let traffic = gpu.kernel_seconds(&last_body(nodes), 1 << 40) - 1e-6 * gpu.launch_us;
+        (traffic * gpu.bytes_per_second() - (1u64 << 40) as f64) / bytes
+    };
+    let forward = more(
+        "%y: bf16[8, 64, 56, 56], %a: f32[64], %b: f32[64] = batch_norm %f, %s, %m {eps = 1e-5}
+         return %y as \"y\"",
+    );
+    assert!((forward - 1.0).abs() < 0.01, "{forward}");
+    let gradient = |result: &str| {
+        more(&format!(
+            "%p: bf16[8, 56, 56, 64] = relu_grad %d, %x
+             %g: bf16[8, 64, 56, 56] = transpose %p {{perm = [0,3,1,2]}}
+             %y: bf16[8, 64, 56, 56], %a: f32[64], %b: f32[64] = batch_norm_grad %g, %f, %s, %m, %v {{eps = 1e-5}}
+             return %y as \"y\"{result}"
+        ))
+    };
+    let (inside, result) = (gradient(""), gradient("\nreturn %p as \"p\""));
+    assert!((inside - 3.0).abs() < 0.01 && (result - 2.0).abs() < 0.01, "{inside} {result}");
 }
 
 #[test]
