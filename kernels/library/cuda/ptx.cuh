@@ -91,6 +91,13 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global, boo
                  : "memory");
 }
 
+// The same through the L1 cache, for what the block soon reads again.
+__device__ __forceinline__ void copy_async_cached(void* shared, const void* global, bool valid) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+                 "l"(global), "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
 // Ends a group of copies.
 __device__ __forceinline__ void copy_async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");

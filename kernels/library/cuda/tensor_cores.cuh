@@ -4,7 +4,7 @@
 // 1. Rows of tiles are 16 bytes longer than their elements, so that the eight rows of an 8×8 matrix lie in different
 // banks.
 
-const int PAD = 8;
+[[maybe_unused]] const int PAD = 8;
 
 __device__ __forceinline__ void mma(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, bf16) {
     mma_bf16(c, a, b0, b1);

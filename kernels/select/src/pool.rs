@@ -36,6 +36,18 @@ impl SourceKernel {
         self.arguments.push(Argument::Words(numbers(window, input, taps)?));
         Some(self)
     }
+
+    /// Defines the numbers of a `Window` that is known when the kernel is compiled.
+    pub(super) fn fixed_window(
+        self,
+        window: &Window,
+        input: &[usize],
+        taps: &[usize],
+    ) -> Option<Self> {
+        let numbers: Vec<String> =
+            numbers(window, input, taps)?.iter().map(i64::to_string).collect();
+        Some(self.define("RANK", input.len()).define("WINDOW", numbers.join(",")))
+    }
 }
 
 /// Pooling of images by `pool.cu`.
@@ -91,12 +103,9 @@ impl Kernels<'_> {
 
     fn kernel(&self, entry: &'static str) -> Option<SourceKernel> {
         let Pool { window, taps, image } = self.pool;
-        let numbers = numbers(window, self.size(), taps)?;
-        let numbers: Vec<String> = numbers.iter().map(i64::to_string).collect();
         let kernel = SourceKernel::new("pool", entry)
             .define("T", c_type(image.dtype)?)
-            .define("RANK", self.size().len())
-            .define("WINDOW", numbers.join(","))
+            .fixed_window(window, self.size(), taps)?
             .define("INDEX", self.index())
             .define("PLACE", c_type(self.place()?)?)
             .define("WIDTH", self.width());

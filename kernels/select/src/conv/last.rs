@@ -1,5 +1,8 @@
 //! Convolutions of images that lie channels last: a GEMM of all places of all images where a window is one element; otherwise
-//! cuDNN's engines or, of transposed copies, the kernels for images `[N, C, …]`.
+//! cuDNN's engines or, for the gradient of the weights, an implicit GEMM, or of transposed copies the kernels for images
+//! `[N, C, …]`.
+
+mod grad_weight;
 
 use crate::assembler::Assembler;
 use crate::conv::Conv;
@@ -44,9 +47,10 @@ impl Conv<'_> {
         to: Pointer,
     ) -> Option<()> {
         let begin = a.launches();
-        match self.groups == 1 && self.is_plain() {
-            true => self.places(a, op, operands, to)?,
-            false => self.of_copies(a, op, (operands, to), [true; 3])?,
+        match op {
+            op if self.groups == 1 && self.is_plain() => self.places(a, op, operands, to)?,
+            op if self.has_last_grad_weight(op) => self.last_grad_weight(a, operands, to)?,
+            op => self.of_copies(a, op, (operands, to), [true; 3])?,
         }
         self.candidate(a, op, operands, to, begin, true)
     }

@@ -1,11 +1,11 @@
 //! Convolution and pooling of images that lie channels last.
 
-use crate::check::{Body, check_body, random, selected};
+use crate::check::{Body, check_body, check_launches, random, selected};
 use frit_ir::interpret::{Options, eval_op};
 use frit_ir::ops::{Conv, ConvGradInput, ConvGradWeight, Transpose, Window};
 use frit_ir::ops::{MaxPool, MaxPoolGrad, SumPool, SumPoolGrad};
-use frit_ir::plan::{Launch, OperationKind, Strided};
-use frit_ir::{DType, Graph, Op, Tensor, ValueId};
+use frit_ir::plan::{Argument, Launch, OperationKind, SourceKernel, Strided};
+use frit_ir::{DType, Graph, Op, Tensor, TensorType, ValueId};
 
 /// Whether a value is an image with more than one place.
 fn is_image(dims: &[usize]) -> bool {
@@ -13,9 +13,9 @@ fn is_image(dims: &[usize]) -> bool {
 }
 
 /// The operands, and last the result, that are images or kernels with few channels, which stay as they are.
-fn with_few_channels(op: &Op, operands: &[Tensor]) -> [bool; 3] {
+fn with_few_channels(op: &Op, types: &[TensorType]) -> [bool; 3] {
     let few = |groups: usize, channels: usize| groups == 1 && channels < 8;
-    let channels = |i: usize| operands[i].ty.shape.0[1];
+    let channels = |i: usize| types[i].shape.0[1];
     match op {
         Op::Conv(op) if few(op.groups, channels(1)) => [true, true, false],
         Op::ConvGradInput(op) if few(op.groups, channels(1)) => [false, true, true],
@@ -24,35 +24,43 @@ fn with_few_channels(op: &Op, operands: &[Tensor]) -> [bool; 3] {
     }
 }
 
-/// The operation between transposes, and its operands channels last.
-fn between_transposes(op: Op, operands: &[Tensor]) -> (Graph, Vec<Tensor>) {
+/// The operation between transposes of all images but those that stay as they are.
+fn between_transposes(op: Op, types: &[TensorType], stay: [bool; 3]) -> Graph {
     let mut body = Body::new();
-    let stay = with_few_channels(&op, operands);
-    let (mut inputs, mut lying): (Vec<ValueId>, Vec<Tensor>) = (vec![], vec![]);
-    for (operand, stays) in operands.iter().zip(stay) {
-        let rank = operand.ty.shape.rank();
-        if stays || !is_image(operand.ty.shape.dims()) {
-            inputs.push(body.input(&operand.ty));
-            lying.push(operand.clone());
+    let mut inputs: Vec<ValueId> = vec![];
+    for (ty, stays) in types.iter().zip(stay) {
+        let dims = ty.shape.dims();
+        if stays || !is_image(dims) {
+            inputs.push(body.input(ty));
             continue;
         }
-        let to_last = Op::Transpose(Transpose::channels_last(rank));
-        let last = eval_op(&to_last, &[operand], Options::default()).unwrap().remove(0);
-        let input = body.input(&last.ty);
-        inputs.push(body.add(Op::Transpose(Transpose::channels_first(rank)), &[input])[0]);
-        lying.push(last);
+        let last = [&dims[..1], &dims[2..], &dims[1..2]].concat();
+        let input = body.input(&TensorType::new(ty.dtype, last));
+        inputs.push(body.add(Op::Transpose(Transpose::channels_first(dims.len())), &[input])[0]);
     }
     let mut result = body.add(op, &inputs)[0];
     let dims = body.0.ty(result).shape.0.to_vec();
     if !stay[2] && is_image(&dims) {
         result = body.add(Op::Transpose(Transpose::channels_last(dims.len())), &[result])[0];
     }
-    (body.outputs(&[result]), lying)
+    body.outputs(&[result])
+}
+
+/// The operand with its channels last.
+fn lying(operand: &Tensor) -> Tensor {
+    if !is_image(operand.ty.shape.dims()) {
+        return operand.clone();
+    }
+    let to_last = Op::Transpose(Transpose::channels_last(operand.ty.shape.rank()));
+    eval_op(&to_last, &[operand], Options::default()).unwrap().remove(0)
 }
 
 fn check_last(op: Op, operands: &[Tensor], tolerance: f64) -> Graph {
-    let (body, operands) = between_transposes(op, operands);
-    check_body(&body, &operands, tolerance);
+    let types: Vec<TensorType> = operands.iter().map(|t| t.ty.clone()).collect();
+    let stay = with_few_channels(&op, &types);
+    let body = between_transposes(op, &types, stay);
+    let lie = |(t, stays): (&Tensor, bool)| if stays { t.clone() } else { lying(t) };
+    check_body(&body, &operands.iter().zip(stay).map(lie).collect::<Vec<_>>(), tolerance);
     body
 }
 
@@ -198,6 +206,126 @@ fn other_windows_are_computed_of_copies() {
     // Images in groups, kernels of one element, and results of one place.
     conv(DType::BF16, None, &Window::plain(2), 2, [&[2, 8, 3, 3], &[8, 4, 1, 1]]);
     conv(DType::BF16, None, &Window::plain(2), 1, [&[2, 8, 3, 3], &[16, 8, 3, 3]]);
+}
+
+/// The gradient of the weights of a convolution of `x` by `w`.
+pub(crate) fn grad_weight_body(
+    dtype: DType,
+    out: Option<DType>,
+    window: &Window,
+    [x, w]: [&[usize]; 2],
+) -> Graph {
+    let positions = window.positions(&x[2..], &w[2..]).unwrap();
+    let op = ConvGradWeight { window: window.clone(), groups: 1, taps: w[2..].to_vec(), out };
+    let dy = [&[x[0], w[0]], &positions[..]].concat();
+    let types = [dy, x.to_vec()].map(|dims| TensorType::new(dtype, dims));
+    between_transposes(Op::ConvGradWeight(op), &types, [false; 3])
+}
+
+/// The operands of a body, and the sources that Frit's own candidate launches.
+fn operands_and_sources(body: &Graph) -> (Vec<Tensor>, Vec<SourceKernel>) {
+    let inputs = body.nodes().map(|(_, n)| n).filter(|n| matches!(n.op, Op::Input(_)));
+    let operands = inputs.enumerate().map(|(i, node)| {
+        let ty = body.ty(node.outputs[0]);
+        random(ty.dtype, ty.shape.dims(), i as u64)
+    });
+    let sources = candidates(body).1.into_iter().filter_map(|launch| match launch {
+        Launch::Source(kernel) => Some(kernel),
+        _ => None,
+    });
+    (operands.collect(), sources.collect())
+}
+
+#[test]
+fn gradients_of_weights_read_images_as_they_lie() {
+    let same = Window { low: vec![1, 1], high: vec![1, 1], ..Window::plain(2) };
+    let strided = Window { strides: vec![2, 2], ..same.clone() };
+    let uneven =
+        Window { strides: vec![2, 1], dilations: vec![1, 2], low: vec![1, 0], high: vec![0, 3] };
+    let line = Window { low: vec![2], ..Window::plain(1) };
+    let (b, f) = (DType::BF16, DType::F16);
+    let wide = Some(DType::F32);
+    let cases: [(_, _, &Window, &[usize], &[usize]); 8] = [
+        (b, wide, &same, &[2, 24, 7, 5], &[40, 24, 3, 3]),
+        (f, None, &same, &[1, 136, 5, 6], &[72, 136, 3, 3]),
+        (f, wide, &strided, &[2, 8, 9, 8], &[136, 8, 3, 3]),
+        (b, None, &uneven, &[3, 8, 9, 11], &[8, 8, 3, 2]),
+        (
+            b,
+            wide,
+            &Window { strides: vec![2, 2], ..Window::plain(2) },
+            &[2, 64, 5, 7],
+            &[16, 64, 1, 1],
+        ),
+        (b, Some(DType::F16), &line, &[2, 8, 45], &[16, 8, 3]),
+        (f, wide, &Window::plain(3), &[1, 16, 4, 3, 5], &[8, 16, 2, 3, 1]),
+        // Several parts, the last of which is shorter.
+        (b, wide, &same, &[3, 8, 19, 23], &[16, 8, 3, 3]),
+    ];
+    for (i, (dtype, out, window, x, w)) in cases.into_iter().enumerate() {
+        let body = grad_weight_body(dtype, out, window, [x, w]);
+        let (operands, sources) = operands_and_sources(&body);
+        let files: Vec<&str> = sources.iter().map(|kernel| &kernel.file[..]).collect();
+        let parts: &[&str] = if i == 7 { &["reduce"] } else { &[] };
+        assert_eq!(files, [&["conv_last_grad_weight"], parts].concat());
+        let tolerance = if out == wide { 1e-4 } else { 2e-2 };
+        check_body(&body, &operands, tolerance);
+    }
+}
+
+#[test]
+fn channels_and_filters_are_padded_to_whole_vectors() {
+    let same =
+        Window { strides: vec![2, 2], low: vec![3, 3], high: vec![3, 3], ..Window::plain(2) };
+    for (out, x, w) in [
+        (Some(DType::F32), [2, 3, 9, 11], [16, 3, 7, 7]),
+        (None, [2, 3, 33, 35], [16, 3, 7, 7]),
+        (Some(DType::F32), [1, 8, 6, 5], [3, 8, 3, 3]),
+        (None, [2, 9, 7, 8], [12, 9, 3, 2]),
+    ] {
+        let body = grad_weight_body(DType::BF16, out, &same, [&x, &w]);
+        let (operands, sources) = operands_and_sources(&body);
+        let first = sources.iter().find(|kernel| !kernel.file.starts_with("copy"));
+        assert_eq!(first.map(|kernel| &kernel.file[..]), Some("conv_last_grad_weight"));
+        check_body(&body, &operands, if out.is_some() { 1e-4 } else { 2e-2 });
+    }
+}
+
+#[test]
+fn every_tile_of_the_gradient_of_weights() {
+    let same = Window { low: vec![1, 1], high: vec![1, 1], ..Window::plain(2) };
+    let (m, c) = (136, 40);
+    for (cached, dtype, x) in [(1, DType::BF16, [1, c, 9, 11]), (0, DType::F16, [2, c, 17, 19])] {
+        let body = grad_weight_body(dtype, Some(DType::F32), &same, [&x, &[m, c, 3, 3]]);
+        let (operands, _) = operands_and_sources(&body);
+        for (rows, columns, warps) in
+            [(64, 128, 4), (64, 192, 4), (128, 128, 4), (128, 192, 8), (128, 256, 8)]
+        {
+            let mut entry = selected(&body);
+            let mut launches = candidates(&body).1;
+            for launch in &mut launches {
+                let Launch::Source(kernel) = launch else { panic!("{launch:?}") };
+                if kernel.file != "conv_last_grad_weight" {
+                    continue;
+                }
+                for (name, value) in &mut kernel.defines {
+                    match &name[..] {
+                        "TILE_M" => *value = rows.to_string(),
+                        "TILE_N" => *value = columns.to_string(),
+                        "CACHED" => *value = cached.to_string(),
+                        _ => {}
+                    }
+                }
+                let Some(Argument::I64(splits)) = kernel.arguments.last() else { panic!() };
+                kernel.grid[0] =
+                    (m.div_ceil(rows) * (9 * c).div_ceil(columns)) as u32 * *splits as u32;
+                kernel.block = 32 * warps;
+                kernel.shared_bytes = ((rows + columns) * 32 * 2 * 4) as u32;
+            }
+            entry.launches = launches;
+            check_launches(&body, entry, &operands, 1e-4);
+        }
+    }
 }
 
 #[test]

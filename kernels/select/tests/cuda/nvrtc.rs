@@ -4,6 +4,7 @@
 
 use crate::batch_norm_last::{self, Around};
 use crate::check::body_of;
+use crate::images_last::grad_weight_body;
 use frit_ir::ops::attention::Sight;
 use frit_ir::ops::{
     Adafactor, AdafactorPart, ArgReduce, Attention, AttentionGrad, BatchNorm, Cast, Conv,
@@ -65,6 +66,13 @@ fn all_units() -> Vec<Unit> {
         batch_norm_last::forward(dtype, &[2, 8, 8, channels], Around::Relu, [0, 1, 2])
     };
     all.extend(units_of(&widths.map(last)));
+    // Of different tiles, chosen by channels, filters and size.
+    let same = Window { low: vec![1, 1], high: vec![1, 1], ..Window::plain(2) };
+    let grads = [[64, 64, 56], [128, 128, 28], [256, 256, 14], [512, 512, 7], [8, 64, 4]];
+    all.extend(units_of(&grads.map(|[c, m, size]| {
+        let (x, w) = ([256, c, size, size], [m, c, 3, 3]);
+        grad_weight_body(DType::BF16, Some(DType::F32), &same, [&x, &w])
+    })));
     // It is launched by collectives.
     for ranks in [2, 64] {
         all.push(("rank_sum".into(), vec![("RANKS".into(), ranks.to_string())]));

@@ -221,5 +221,8 @@ inline void copy_async(void* shared, const void* global, bool valid) {
     if (uintptr_t(shared) % 16 != 0 || (valid && uintptr_t(global) % 16 != 0)) __builtin_trap();
     host::copy_async(shared, valid ? global : nullptr, 16);
 }
+inline void copy_async_cached(void* shared, const void* global, bool valid) {
+    copy_async(shared, global, valid);
+}
 inline void copy_async_commit() { host::copy_async_commit(); }
 template <int N> void copy_async_wait() { host::copy_async_wait(N); }
