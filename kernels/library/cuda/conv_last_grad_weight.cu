@@ -3,15 +3,15 @@
 //
 // Both operands have the contracted axis outside and contiguous vectors of 8 elements inside: filters of dy, channels
 // under one tap of x. Asynchronous copies, which write zeros for the padding, bring them as they lie to tiles in shared
-// memory; the tensor cores' operands are read transposed. Each of the STAGES tiles is loaded STAGES - 1 steps ahead, and
-// operands in registers one MMA step ahead.
+// memory; the tensor cores' operands are read transposed. A tile is loaded again, for STAGES steps later, as soon as it has
+// been read; operands are read to registers one MMA step ahead.
 //
 // A block computes TILE_M × TILE_N elements of one part of the positions. Its warps, WARPS_M by WARPS_N, take turns of 16
 // rows and of 16 columns, so that operands of a warp lie at constant offsets.
 //
 // To be defined: T (f16 or bf16), the elements of operands; OUT, of results; RANK, the number of spatial axes; WINDOW,
-// the numbers of a `Window`; TILE_M (64 or 128); TILE_N (128, 192 or 256); STAGES, at least 3; CACHED, whether vectors of
-// x are kept in the L1 cache, which helps if a block reads them under several taps.
+// the numbers of a `Window`; TILE_M (64 or 128); TILE_N (128, 192 or 256); STAGES, the tiles in shared memory, at least 2;
+// CACHED, whether vectors of x are kept in the L1 cache, which helps if a block reads them under several taps.
 
 #include "window.cuh"
 #include "tensor_cores.cuh"
@@ -19,7 +19,7 @@
 __device__ constexpr Window W = {WINDOW};
 const int STEP = 32, WARPS = TILE_M == 128 && TILE_N > 128 ? 8 : 4, THREADS = WARPS * 32;
 const int WARPS_M = TILE_M / 64, WARPS_N = WARPS / WARPS_M, WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
-// Vectors of a row that eight threads load, eight at a time, and rows that the block loads at a time.
+// Vectors of a row that a thread loads, which are eight apart, and rows that the block loads at a time.
 const int OF_M = TILE_M / 64, OF_N = TILE_N / 64, ROWS = THREADS / 8;
 const int TILE = (TILE_M + TILE_N) * STEP;
 
@@ -88,7 +88,8 @@ struct Place {
     }
 };
 
-// The operands of an MMA step of a warp.
+// The operands of an MMA step of a warp. They are loaded between the MMAs of the step before, so that its tensor cores do
+// not wait for shared memory.
 struct Operands {
     u32 a[WARP_M / 16][4], b[WARP_N / 16][4];
 
@@ -195,6 +196,7 @@ __device__ __forceinline__ void compute(OUT* dw, const T* dy, const T* x, i64 n_
         copy_async_commit();
         stage = next_stage;
     }
+    copy_async_wait<0>();
 
     // A lane has two neighboring columns, and rows have an even number of them.
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -27,9 +27,9 @@ const TILES: [Tile; 5] = [
 const LEAST_STEPS: usize = 8;
 /// What a block takes besides its steps, in steps.
 const FIRST_STEPS: usize = 8;
-/// Multiprocessors of an H100, for which the tile and the number of parts are chosen, and per clock of one: multiplications on tensor
-/// cores, and bytes from the L2 cache or memory.
+/// Multiprocessors of an H100, for which tile and number of parts are chosen; elsewhere only the speed differs.
 const PROCESSORS: usize = 132;
+/// Per clock of a multiprocessor: multiplications on tensor cores, and bytes from the L2 cache or memory.
 const PRODUCTS: usize = 1200;
 const BYTES: usize = 26;
 /// Clocks of the launch that adds the parts.
