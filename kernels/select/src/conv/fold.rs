@@ -65,8 +65,13 @@ impl Folded {
         let zeros = vec![0; size.len()];
         let low = if is_dense { &conv.window.low } else { &zeros };
         let shift = if is_dense { &self.window.low } else { &zeros };
-        let all = size.iter().chain(folded).product::<usize>().checked_mul(self.channels)?;
-        i32::try_from(all).ok()?;
+        let fits = |places: &[usize], channels: usize| {
+            let elements = places.iter().try_fold(channels, |n, size| n.checked_mul(*size));
+            elements.is_some_and(|n| i32::try_from(n).is_ok())
+        };
+        if !fits(size, conv.channels) || !fits(folded, self.channels) {
+            return None;
+        }
         let kernel = SourceKernel::new("conv_fold", entry)
             .define("T", c_type(dtype)?)
             .define("RANK", size.len())

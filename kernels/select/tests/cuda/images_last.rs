@@ -208,6 +208,33 @@ fn other_windows_are_computed_of_copies() {
     conv(DType::BF16, None, &Window::plain(2), 1, [&[2, 8, 3, 3], &[16, 8, 3, 3]]);
 }
 
+/// The first layer of ResNet-50 at batch 256, and the gradient of its weights.
+pub(crate) fn first_layer() -> [Graph; 2] {
+    let window =
+        Window { strides: vec![2, 2], low: vec![3, 3], high: vec![3, 3], ..Window::plain(2) };
+    let [x, w, dy] = [[256, 3, 224, 224], [64, 3, 7, 7], [256, 64, 112, 112]]
+        .map(|dims| TensorType::new(DType::BF16, dims));
+    let forward = Op::Conv(Conv { window: window.clone(), groups: 1, out: None });
+    let (taps, out) = (vec![7, 7], Some(DType::F32));
+    let of_weight = Op::ConvGradWeight(ConvGradWeight { window, groups: 1, taps, out });
+    [(forward, [x.clone(), w]), (of_weight, [dy, x])].map(|(op, types)| {
+        let stay = with_few_channels(&op, &types);
+        between_transposes(op, &types, stay)
+    })
+}
+
+#[test]
+fn the_first_layer_of_a_large_batch_is_folded() {
+    for body in first_layer() {
+        let first = selected(&body).launches.swap_remove(0);
+        assert!(
+            matches!(first, Launch::Source(ref kernel) if kernel.file == "conv_fold"),
+            "{body}"
+        );
+        assert_eq!(engine_of_whole_vectors(&body), [4, 4]);
+    }
+}
+
 /// The gradient of the weights of a convolution of `x` by `w`.
 pub(crate) fn grad_weight_body(
     dtype: DType,

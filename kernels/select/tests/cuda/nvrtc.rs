@@ -4,7 +4,7 @@
 
 use crate::batch_norm_last::{self, Around};
 use crate::check::body_of;
-use crate::images_last::grad_weight_body;
+use crate::images_last::{first_layer, grad_weight_body};
 use frit_ir::ops::attention::Sight;
 use frit_ir::ops::{
     Adafactor, AdafactorPart, ArgReduce, Attention, AttentionGrad, BatchNorm, Cast, Conv,
@@ -73,6 +73,7 @@ fn all_units() -> Vec<Unit> {
         let (x, w) = ([256, c, size, size], [m, c, 3, 3]);
         grad_weight_body(DType::BF16, Some(DType::F32), &same, [&x, &w])
     })));
+    all.extend(units_of(&first_layer()));
     // It is launched by collectives.
     for ranks in [2, 64] {
         all.push(("rank_sum".into(), vec![("RANKS".into(), ranks.to_string())]));
