@@ -266,7 +266,7 @@ impl Builder<'_> {
             Op::Constant(constant) if constant.value.as_splat().is_some() => {
                 let element = constant.value.as_splat().unwrap_or_default();
                 let value = Tensor::splat(TensorType::new(ty.dtype, shape), element);
-                self.add(Op::Constant(Constant { value: value.into() }), &[])?
+                self.add(Op::Constant(Constant { value }), &[])?
             }
             // Where it is computed, so that what reads it in several parts of a step shares it.
             op => {

@@ -5,16 +5,13 @@
 
 use super::cluster::{Cluster, Clusters};
 use super::gemm::{is_free, only_reader};
-use super::{Rules, emit, merge};
+use super::{emit, merge};
 use crate::channels_last::{Images, images};
 use frit_ir::ops::FusionKind;
 use frit_ir::{Node, Op, ValueId};
 
 /// Forms the regions of all operations on images that lie channels last.
 pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
-    if clusters.rules != Rules::Frit {
-        return;
-    }
     for position in 0..clusters.facts.order.len() {
         let node = clusters.facts.node(position);
         let Some(images) = images(clusters.facts.graph, node) else { continue };

@@ -166,7 +166,8 @@ fn images_with_few_channels_are_folded() {
         ..Window::plain(2)
     };
     let dilated = Window { dilations: vec![2, 1], ..window([1, 2], [2, 1], [1, 2]) };
-    let cases: [(Window, [usize; 4], [usize; 4], Option<[usize; 2]>); 8] = [
+    type Case = (Window, [usize; 4], [usize; 4], Option<[usize; 2]>);
+    let cases: [Case; 8] = [
         // The first layer of ResNet, with even and odd sizes.
         (window([2, 2], [3, 3], [3, 3]), [2, 3, 10, 12], [16, 3, 7, 7], Some([4, 4])),
         (window([2, 2], [3, 3], [3, 3]), [1, 3, 9, 11], [8, 3, 7, 7], Some([4, 4])),
