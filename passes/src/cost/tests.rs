@@ -157,7 +157,8 @@ fn a_processor_waits_for_memory_before_it_normalizes_a_channel() {
     let traffic = bytes as f64 / cpu.bytes_per_second();
     let added = cpu.kernel_seconds(&body, bytes) - cpu.kernel_seconds(&body, 0);
     assert!((added / traffic - 1.0).abs() < 1e-9, "{added} {traffic}");
-    let on_gpu = bytes as f64 / gpu.bytes_per_second();
+    // Which reads images twice.
+    let on_gpu = 1.5 * bytes as f64 / gpu.bytes_per_second();
     assert!(gpu.kernel_seconds(&body, bytes) < 1.01 * on_gpu + 1e-6 * gpu.launch_us);
 }
 
