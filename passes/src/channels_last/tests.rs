@@ -1,12 +1,19 @@
 //! Which operations compute channels last, what is transposed for it, and that results stay the same.
 
-use super::{ChannelsLast, transposed_bytes};
+use super::{ChannelsLast, rewrite, transposed_bytes};
+use crate::canonicalize;
 use crate::fuse::tests::{feeds, fuse, outline, parse};
 use crate::pass::{Changed, Pass, PassContext};
-use frit_ir::Graph;
 use frit_ir::interpret::{Options, run};
+use frit_ir::ops::{
+    BatchNorm, BinaryFn, Cast, CompareFn, Concat, Constant, Conv, ConvGradInput, ConvGradWeight,
+    Expand, Input, MaxPool, MaxPoolGrad, Pad, Reduce, ReduceFn, Reshape, Slice, Split, SumPool,
+    SumTo, Transpose, UnaryFn, Window,
+};
 use frit_ir::plan::{DeviceType, Target};
 use frit_ir::verify::verify;
+use frit_ir::{DType, Graph, Op, Origin, OutputKind, Region, Shape, Tensor, TensorType, ValueId};
+use proptest::prelude::*;
 
 fn pass(device: DeviceType) -> ChannelsLast {
     ChannelsLast { target: Target { device, arch: "sm_90".into(), features: String::new() } }
@@ -16,13 +23,20 @@ fn pass(device: DeviceType) -> ChannelsLast {
 fn changed(graph: &Graph) -> (Graph, Changed) {
     let mut last = graph.clone();
     let found = pass(DeviceType::Cuda).run(&mut last, &mut PassContext::default()).unwrap();
-    if let Err(broken) = verify(&last) {
+    computes_the_same(graph, &last);
+    (last, found)
+}
+
+fn computes_the_same(graph: &Graph, last: &Graph) {
+    if let Err(broken) = verify(last) {
         panic!("{}\n{last}", broken[0].message);
     }
     let feeds = feeds(graph);
     let evaluate = |g: &Graph| run(g, &feeds, Options::default()).expect("it evaluates");
-    assert_eq!(evaluate(graph), evaluate(&last), "\n{graph}\n{last}");
-    (last, found)
+    let bits = |g: &Graph| -> Vec<(String, Vec<u8>)> {
+        evaluate(g).into_iter().map(|(name, t)| (name, t.to_bytes())).collect()
+    };
+    assert_eq!(bits(graph), bits(last), "\n{graph}\n{last}");
 }
 
 fn input(name: &str, shape: &str, dtype: &str) -> String {
@@ -164,4 +178,144 @@ fn axes_follow_their_channels() {
     // `x` and `k` once; what is read in another order: `l`, `f` and `v`.
     let moved = 2 * (2 * 8 * 16 + 8 * 8 * 9 + 2 * 4 * 16 + 2 * 8 * 30 + 8 * 6);
     assert_eq!(transposed_bytes(&last), moved);
+}
+
+/// Chooses one node of a random graph; operands are chosen among the values so far.
+#[derive(Clone, Debug)]
+struct Step {
+    op: usize,
+    operands: [usize; 3],
+    pick: usize,
+    is_output: bool,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    (0..30usize, any::<[usize; 3]>(), any::<usize>(), prop::bool::weighted(0.2))
+        .prop_map(|(op, operands, pick, is_output)| Step { op, operands, pick, is_output })
+}
+
+/// Operations on images and around them, most of which fit `[2, 8, 4, 4]`.
+fn op_of(step: &Step, a: &TensorType) -> Op {
+    let (rank, pick) = (a.shape.rank(), step.pick);
+    let axis = if rank == 0 { 0 } else { pick % rank };
+    let same = Window { low: vec![1, 1], high: vec![1, 1], ..Window::plain(2) };
+    let window = if pick.is_multiple_of(2) { same } else { Window::plain(2) };
+    let (taps, size) = (vec![3 - 2 * (pick % 2); 2], vec![4, 4]);
+    let dims = |choices: &[&[usize]]| Shape::from(choices[pick % choices.len()]);
+    match step.op {
+        0..=4 => Op::Conv(Conv { window, groups: 1, out: None }),
+        5 => Op::Conv(Conv { window, groups: 8, out: None }),
+        6 => Op::ConvGradInput(ConvGradInput { window, groups: 1, size, out: None }),
+        7 => Op::ConvGradWeight(ConvGradWeight { window, groups: 1, taps, out: None }),
+        8 => Op::BatchNorm(BatchNorm { eps: 0.1 }),
+        9 => Op::MaxPool(MaxPool { window, taps }),
+        10 => Op::MaxPoolGrad(MaxPoolGrad { window, taps }),
+        11 => Op::SumPool(SumPool { window, taps }),
+        12..=14 => Op::Binary([BinaryFn::Add, BinaryFn::Mul, BinaryFn::ReluGrad][pick % 3]),
+        15 => Op::Unary([UnaryFn::Relu, UnaryFn::Neg][pick % 2]),
+        16 => Op::Cast(Cast { to: [DType::BF16, DType::F32][pick % 2] }),
+        17 => Op::Compare(CompareFn::Lt),
+        18 => Op::Select,
+        19 => Op::Concat(Concat { axis }),
+        20 => Op::Split(Split { axis, sizes: vec![a.shape.0.get(axis).map_or(0, |n| n / 2); 2] }),
+        21 => Op::Slice(Slice {
+            start: vec![0; rank],
+            size: a.shape.0.iter().enumerate().map(|(i, n)| n - usize::from(i == axis)).collect(),
+            step: vec![1; rank],
+        }),
+        22 => Op::Pad(Pad {
+            low: (0..rank).map(|i| usize::from(i == axis)).collect(),
+            high: vec![0; rank],
+            value: 0.5,
+        }),
+        23 => Op::Reduce(Reduce {
+            f: [ReduceFn::Max, ReduceFn::Min][pick % 2],
+            axes: (axis..rank.min(axis + 1 + pick / 4 % 3)).collect(),
+            keep_dims: pick / 2 % 2 == 0,
+        }),
+        24 => Op::SumTo(SumTo {
+            shape: dims(&[&[8, 1, 1], &[1, 8, 1, 1], &[4], &[2, 1, 4, 1], &[4, 4]]),
+            dtype: None,
+        }),
+        25 => Op::Transpose(Transpose {
+            perm: [vec![0, 2, 3, 1], vec![0, 3, 1, 2], vec![0, 2, 1], vec![1, 0, 3, 2]][pick % 4]
+                .clone(),
+        }),
+        26 | 27 => Op::Reshape(Reshape {
+            shape: dims(&[&[2, 8, 16], &[2, 8, 4, 4], &[2, 8, 2, 8], &[2, 2, 4, 16], &[2, 16, 8]]),
+        }),
+        28 => Op::Expand(Expand { shape: dims(&[&[2, 8, 4, 4], &[2, 8, 16]]) }),
+        _ => Op::Constant(Constant {
+            value: Tensor::splat(TensorType::new(a.dtype, a.shape.clone()), 0.5),
+        }),
+    }
+}
+
+fn grow(steps: &[Step]) -> Graph {
+    let mut graph = Graph::new("random");
+    let mut values: Vec<ValueId> = Vec::new();
+    let leaves: [&[usize]; 10] = [
+        &[2, 8, 4, 4],
+        &[2, 8, 4, 4],
+        &[8, 8, 3, 3],
+        &[8, 8, 1, 1],
+        &[8, 1, 3, 3],
+        &[8, 1, 1],
+        &[2, 3, 4, 4],
+        &[8, 3, 3, 3],
+        &[2, 8, 1, 1],
+        &[],
+    ];
+    for (i, dims) in leaves.into_iter().enumerate() {
+        let ty = TensorType::new(DType::BF16, dims);
+        let leaf = Op::Input(Input { name: format!("x{i}"), ty });
+        values.push(graph.add1(leaf, &[], Origin::none(), Region::Forward).expect("a leaf"));
+    }
+    let ty = TensorType::new(DType::F32, [8]);
+    let leaf = Op::Input(Input { name: "vector".into(), ty });
+    let vector = graph.add1(leaf, &[], Origin::none(), Region::Forward).expect("a leaf");
+    let kernels = [values[2], values[3], values[4], values[7]];
+    for (i, step) in steps.iter().enumerate() {
+        // Later values are chosen more often, so that chains are long.
+        let choose = |r: usize| {
+            let n = values.len();
+            if r.is_multiple_of(3) { values[r / 3 % n] } else { values[n - 1 - r / 3 % n.min(4)] }
+        };
+        let [a, b, c] = step.operands.map(choose);
+        let kernel = kernels[step.pick / 2 % 4];
+        let op = op_of(step, graph.ty(a));
+        let region = if i * 2 < steps.len() { Region::Forward } else { Region::Backward };
+        let operands =
+            [vec![], vec![a, kernel], vec![a, vector, vector], vec![a], vec![a, b], vec![c, a, b]];
+        let added = operands.into_iter().find_map(|inputs| {
+            if inputs.is_empty() != op.is_leaf() {
+                return None;
+            }
+            graph.add(op.clone(), &inputs, Origin::none(), region).ok()
+        });
+        let Some(added) = added else { continue };
+        if step.is_output {
+            graph.add_output(&format!("y{i}"), added[0], OutputKind::Result);
+        }
+        values.extend(added);
+    }
+    if let Some(last) = values.last() {
+        graph.add_output("last", *last, OutputKind::Result);
+    }
+    graph.remove_dead();
+    graph
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+    /// However many bytes are transposed for it.
+    #[test]
+    fn random_graphs_compute_the_same(steps in prop::collection::vec(step(), 1..30)) {
+        let graph = grow(&steps);
+        let mut last = graph.clone();
+        rewrite(&mut last).expect("it succeeds");
+        canonicalize::sort(&mut last).expect("no cycle");
+        computes_the_same(&graph, &last);
+        fuse(&last);
+    }
 }
