@@ -220,7 +220,13 @@ fn op_of(step: &Step, a: &TensorType) -> Op {
         20 => Op::Split(Split { axis, sizes: vec![a.shape.0.get(axis).map_or(0, |n| n / 2); 2] }),
         21 => Op::Slice(Slice {
             start: vec![0; rank],
-            size: a.shape.0.iter().enumerate().map(|(i, n)| n - usize::from(i == axis)).collect(),
+            size: a
+                .shape
+                .0
+                .iter()
+                .enumerate()
+                .map(|(i, n)| n.saturating_sub((i == axis).into()))
+                .collect(),
             step: vec![1; rank],
         }),
         22 => Op::Pad(Pad {
