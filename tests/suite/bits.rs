@@ -410,11 +410,11 @@ fn the_page_says_which_outputs_are_equal_bit_for_bit() {
     expect![[r#"
         plan: sound (89 tasks)
         plan/eval: sound (41 tasks)
-          11 passes changed nothing
+          12 passes changed nothing
           equal bit for bit: canonicalize, recompute
           equal but for f32 rounding, such as the order of sums: raise, fuse
           as stated: loss, differentiate, update, shard
-          evaluation: 8 passes changed nothing
+          evaluation: 9 passes changed nothing
           evaluation: equal bit for bit: canonicalize, fuse
           evaluation: equal but for f32 rounding, such as the order of sums: raise
           evaluation: as stated: shard
@@ -429,12 +429,12 @@ fn the_page_says_which_outputs_are_equal_bit_for_bit() {
     expect![[r#"
         plan: sound (107 tasks)
         plan/eval: sound (50 tasks)
-          9 passes changed nothing
+          10 passes changed nothing
           equal bit for bit: canonicalize, simplify
           equal but for f32 rounding, such as the order of sums: raise, fuse
           equal but for rounding: autocast, chunk_loss
           as stated: loss, differentiate, update, shard
-          evaluation: 6 passes changed nothing
+          evaluation: 7 passes changed nothing
           evaluation: equal bit for bit: canonicalize, simplify
           evaluation: equal bit for bit but for 16-bit values that regions keep in f32: fuse
           evaluation: equal but for f32 rounding, such as the order of sums: raise
