@@ -72,7 +72,7 @@ fn an_internal_error_leaves_what_repeats_it() {
     assert!(read("train.toml").contains("seed = 7"));
     assert!(read("before.frit").contains("param"), "{}", read("before.frit"));
     let script = read("repeat.sh");
-    for part in ["# V107: it broke\n# in two lines\n", "after pass `canonicalize`"] {
+    for part in ["# V107: it broke\n# in two lines\n", "after pass `channels_last`"] {
         assert!(script.contains(part), "{script}");
     }
     // Its command is one that the program takes, with these arguments.
