@@ -78,24 +78,32 @@ fn the_models_that_are_timed_have_launches_for_every_library_kernel() {
 /// And their gradients, but that of the last one: it reads the gradient of the mean of an image, which is broadcast.
 #[test]
 fn relus_of_resnet_are_in_the_kernels_of_batch_normalizations() {
-    let settings = ["target.device=cuda", "precision.compute=bf16"];
-    let compiled = compile_at(&file("examples/gpu/resnet50.json"), 4, &settings);
-    let (mut entries, mut alone) = (BTreeSet::new(), vec![]);
-    for kernel in &compiled.plan.kernels {
-        let has = |name| kernel.body.nodes().any(|(_, n)| n.op.name().starts_with(name));
-        if has("relu") && !has("batch_norm") {
-            alone.push(kernel.body.to_string());
+    // Images of 16 bits lie channels last.
+    let layouts = [
+        ("bf16", "bf16[4, 1, 1, 2048]", "batch_norm_last", "_grad"),
+        ("fp32", "f32[4, 2048, 1, 1]", "batch_norm", "_relu_grad"),
+    ];
+    for (precision, gradient, kernels, last) in layouts {
+        let precision = format!("precision.compute={precision}");
+        let settings = ["target.device=cuda", &precision];
+        let compiled = compile_at(&file("examples/gpu/resnet50.json"), 4, &settings);
+        let (mut entries, mut alone) = (BTreeSet::new(), vec![]);
+        for kernel in &compiled.plan.kernels {
+            let has = |name| kernel.body.nodes().any(|(_, n)| n.op.name().starts_with(name));
+            if has("relu") && !has("batch_norm") {
+                alone.push(kernel.body.to_string());
+            }
+            let Entry::Launches(selected) = &kernel.entry else { continue };
+            entries.extend(selected.every_launch().into_iter().filter_map(|l| match l {
+                Launch::Source(kernel) => Some(kernel.entry.clone()),
+                _ => None,
+            }));
         }
-        let Entry::Launches(selected) = &kernel.entry else { continue };
-        entries.extend(selected.every_launch().into_iter().filter_map(|l| match l {
-            Launch::Source(kernel) => Some(kernel.entry.clone()),
-            _ => None,
-        }));
-    }
-    assert_eq!(alone.len(), 1, "{alone:#?}");
-    assert!(alone[0].contains("bf16[4, 2048, 1, 1]"), "{alone:#?}");
-    for entry in ["_relu", "_sum_relu", "_relu_grad_parts", "_sum_relu_grad_parts", "_relu_grad"] {
-        assert!(entries.contains(&format!("batch_norm{entry}")), "{entry}: {entries:?}");
+        assert_eq!(alone.len(), 1, "{alone:#?}");
+        assert!(alone[0].contains(gradient), "{alone:#?}");
+        for entry in ["_relu", "_sum_relu", "_relu_grad_parts", "_sum_relu_grad_parts", last] {
+            assert!(entries.contains(&format!("{kernels}{entry}")), "{entry}: {entries:?}");
+        }
     }
 }
 
