@@ -178,6 +178,37 @@ impl Conv<'_> {
         }
     }
 
+    /// Where the parts of a sum of `n` elements are written: in the result if there is one, else in scratch memory.
+    fn place_of_parts(
+        &self,
+        a: &mut Assembler<'_>,
+        to: Pointer,
+        [parts, n]: [usize; 2],
+    ) -> (Pointer, DType) {
+        match parts {
+            1 => (to, self.out),
+            _ => (a.scratch(parts * n * DType::F32.size()), DType::F32),
+        }
+    }
+
+    /// Adds the parts in order.
+    fn add_parts(
+        &self,
+        a: &mut Assembler<'_>,
+        to: Pointer,
+        sums: Pointer,
+        [parts, n]: [usize; 2],
+    ) -> Option<()> {
+        if parts == 1 {
+            return Some(());
+        }
+        Reduction::new(ReduceFn::Sum, &[parts, n], |axis| axis == 0).assemble(
+            a,
+            (to, self.out),
+            (sums, DType::F32),
+        )
+    }
+
     fn forward(&self, a: &mut Assembler<'_>, [x, w]: [Pointer; 2], to: Pointer) -> Option<()> {
         let ((rows, group_rows), positions) = (self.rows(), self.positions);
         let size: usize = self.size.iter().product();

@@ -89,7 +89,7 @@ struct Layouts {
 
 /// Bytes of the images of a convolution that is to compute channels last; 0 if the node is none.
 fn convolved_bytes(graph: &Graph, node: &Node) -> usize {
-    let (Some(images), [a, b]) = (images(graph, node), &node.inputs[..]) else { return 0 };
+    let (Some(_), [a, b]) = (images(graph, node), &node.inputs[..]) else { return 0 };
     let y = node.outputs[0];
     let (groups, kernel, both) = match &node.op {
         Op::Conv(op) => (op.groups, *b, [*a, y]),
@@ -100,7 +100,7 @@ fn convolved_bytes(graph: &Graph, node: &Node) -> usize {
     let [filters, channels, ..] = graph.ty(kernel).shape.dims() else { return 0 };
     let is_wide = filters.is_multiple_of(VECTOR) || channels.is_multiple_of(VECTOR);
     let low = graph.ty(*a).dtype.is_low_precision();
-    if images.is_empty() || groups > 1 || !is_wide || !low {
+    if groups > 1 || !is_wide || !low {
         return 0;
     }
     both.iter().map(|v| graph.ty(*v).bytes()).sum()

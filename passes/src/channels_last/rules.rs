@@ -7,7 +7,7 @@ use frit_ir::ops::{
 use frit_ir::{Graph, GraphError, Node, Op, Origin, Region, Shape, Tensor, TensorType, ValueId};
 
 /// The operands and results of a node that are images, or kernels that slide over images.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Images {
     pub(crate) operands: Vec<ValueId>,
     pub(crate) results: Vec<ValueId>,
@@ -16,10 +16,6 @@ pub(crate) struct Images {
 impl Images {
     pub(crate) fn contains(&self, value: ValueId) -> bool {
         self.operands.contains(&value) || self.results.contains(&value)
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.operands.is_empty() && self.results.is_empty()
     }
 }
 
@@ -50,7 +46,8 @@ pub(crate) fn images(graph: &Graph, node: &Node) -> Option<Images> {
     };
     let images =
         Images { operands: of(&node.inputs, operands), results: of(&node.outputs, results) };
-    (!images.is_empty()).then_some(images)
+    let any = !images.operands.is_empty() || !images.results.is_empty();
+    any.then_some(images)
 }
 
 /// Adds the form of a node that computes channels last, if it is to have one.
@@ -66,8 +63,10 @@ pub(super) fn rewrite(
         return Ok(());
     }
     let mut b = Builder { graph, layouts, origin: node.origin.clone(), region: node.region };
+    if let Some(images) = images {
+        return b.between_transposes(node, &images);
+    }
     match &node.op {
-        _ if images.is_some() => b.between_transposes(node, &images.unwrap_or_default()),
         op if op.is_pointwise() => b.pointwise(node),
         Op::Transpose(op) => b.transpose(node, op),
         Op::Reshape(op) => b.reshape(node, &op.shape),

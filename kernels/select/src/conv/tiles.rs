@@ -2,10 +2,8 @@
 
 use crate::assembler::Assembler;
 use crate::conv::Conv;
-use crate::reduce::Reduction;
 use crate::source::SourceKernel;
 use crate::source::c_type;
-use frit_ir::ops::ReduceFn;
 use frit_ir::plan::Pointer;
 use frit_ir::{DType, Op};
 
@@ -115,10 +113,7 @@ impl Conv<'_> {
         let steps = (self.images * self.positions).div_ceil(STEP);
         let splits = BLOCKS.div_ceil(tiles * self.groups).min(steps / LEAST_STEPS).max(1);
         let n = self.filters * channels * taps;
-        let (sums, sum_type) = match splits {
-            1 => (to, self.out),
-            _ => (a.scratch(splits * n * DType::F32.size()), DType::F32),
-        };
+        let (sums, sum_type) = self.place_of_parts(a, to, [splits, n]);
         let kernel = self
             .tile_kernel("conv_tiles_grad_weight", sum_type, filters)?
             .define("BACKWARD", 0)
@@ -133,14 +128,7 @@ impl Conv<'_> {
             .i64(channels)
             .i64(splits);
         a.run(kernel);
-        if splits == 1 {
-            return Some(());
-        }
-        Reduction::new(ReduceFn::Sum, &[splits, n], |axis| axis == 0).assemble(
-            a,
-            (to, self.out),
-            (sums, DType::F32),
-        )
+        self.add_parts(a, to, sums, [splits, n])
     }
 }
 

@@ -4,10 +4,8 @@
 use crate::assembler::Assembler;
 use crate::conv::Conv;
 use crate::conv::cudnn::VECTOR;
-use crate::reduce::Reduction;
 use crate::source::SourceKernel;
 use crate::source::c_type;
-use frit_ir::ops::ReduceFn;
 use frit_ir::plan::{Launch, Pointer};
 use frit_ir::{DType, Op};
 
@@ -143,10 +141,7 @@ impl Conv<'_> {
         let (tile, splits) = self.tile_and_splits();
         let taps: usize = self.taps.iter().product();
         let n = self.filters * self.rows().0;
-        let (sums, sum_type) = match splits {
-            1 => (to, self.out),
-            _ => (a.scratch(splits * n * DType::F32.size()), DType::F32),
-        };
+        let (sums, sum_type) = self.place_of_parts(a, to, [splits, n]);
         let mut kernel = SourceKernel::new("conv_last_grad_weight", "conv_last_grad_weight")
             .define("T", c_type(self.element)?)
             .define("OUT", c_type(sum_type)?)
@@ -166,14 +161,7 @@ impl Conv<'_> {
         kernel.block = 32 * tile.warps() as u32;
         kernel.shared_bytes = tile.shared_bytes();
         a.run(kernel);
-        if splits == 1 {
-            return Some(());
-        }
-        Reduction::new(ReduceFn::Sum, &[splits, n], |axis| axis == 0).assemble(
-            a,
-            (to, self.out),
-            (sums, DType::F32),
-        )
+        self.add_parts(a, to, sums, [splits, n])
     }
 
     fn tiles_of(&self, tile: Tile) -> usize {
