@@ -2,7 +2,7 @@
 //! (padding masks, a padding row) and t5 (encoder and decoder, relative positions with a trained bias) train to
 //! PyTorch's numbers, and no expensive kernel is interpreted.
 
-use crate::parity::{gradient_error, largest, mean, reference, run};
+use crate::parity::{Distances, gradient_error, largest, reference, run};
 use crate::support::plan;
 use frit_ir::plan::{Action, KernelKind, Plan};
 
@@ -24,14 +24,14 @@ fn fp32_losses_and_gradients_are_pytorchs() {
 
 #[test]
 fn bf16_stays_close_to_fp64() {
+    let mut distances = Distances::default();
     for model in MODELS {
         for ranks in [1, 2] {
             let (_, losses) = run(model, "model.onnx", 8, ranks, &["precision.compute=bf16"]);
-            let exact = reference(model, "fp64");
-            let (ours, theirs) = (mean(&losses, &exact), mean(&reference(model, "bf16"), &exact));
-            assert!(ours <= 1.5 * theirs, "{model} on {ranks} ranks: {ours} against {theirs}");
+            distances.add(&format!("{model} on {ranks} ranks"), model, &losses);
         }
     }
+    distances.assert_close();
 }
 
 /// Of `examples/export/export_transformers.py`: alibi positions, LSTM and GRU, mixture of experts by

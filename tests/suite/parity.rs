@@ -37,6 +37,33 @@ pub(crate) fn mean(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(x, y)| (x - y).abs()).sum::<f64>() / a.len() as f64
 }
 
+/// How many times as far from fp64 as PyTorch's bf16 autocast runs are, by the mean difference of their losses.
+///
+/// The losses of one run deviate by roundings that mostly cancel, and another order of sums (ranks, micro-batches, vectors of
+/// another length) draws them anew: runs of the small GPT-2 in PyTorch are 4.2e-5 to 6.2e-5 away. So runs are judged together,
+/// and one alone by a loose bound.
+#[derive(Default)]
+pub(crate) struct Distances(Vec<(String, f64)>);
+
+impl Distances {
+    /// Adds the losses of a run of a model.
+    pub(crate) fn add(&mut self, run: &str, model: &str, losses: &[f64]) {
+        let exact = reference(model, "fp64");
+        let times = mean(losses, &exact) / mean(&reference(model, "bf16"), &exact);
+        self.0.push((run.into(), times));
+    }
+
+    /// Runs are on average no farther than PyTorch's, and none is far off.
+    pub(crate) fn assert_close(&self) {
+        let together =
+            self.0.iter().map(|(_, times)| times.ln()).sum::<f64>() / self.0.len() as f64;
+        assert!(together.exp() < 1.3, "{} times as far as PyTorch: {:?}", together.exp(), self.0);
+        for (run, times) in &self.0 {
+            assert!(*times < 2.0, "{run}: {times} times as far as PyTorch: {:?}", self.0);
+        }
+    }
+}
+
 /// Largest norm of a gradient's difference over the norm of PyTorch's. Some gradients are zero but for
 /// rounding (a bias of the keys moves no attention weight); they are compared absolutely.
 pub(crate) fn gradient_error(planned: &Planned, model: &str) -> f64 {
@@ -118,14 +145,14 @@ fn other_strategies_and_accumulation_give_the_same_losses() {
 
 #[test]
 fn low_precision_stays_close_to_fp64() {
+    let mut distances = Distances::default();
     for (model, global) in [("mlp", 16), ("gpt2", 8)] {
         for ranks in [1, 2, 4] {
             let (_, losses) = run(model, "model.onnx", global, ranks, &["precision.compute=bf16"]);
-            let exact = reference(model, "fp64");
-            let (ours, theirs) = (mean(&losses, &exact), mean(&reference(model, "bf16"), &exact));
-            assert!(ours <= 1.5 * theirs, "{model} on {ranks} ranks: {ours} against {theirs}");
+            distances.add(&format!("{model} on {ranks} ranks"), model, &losses);
         }
     }
+    distances.assert_close();
     // f16 with dynamic loss scaling is closer than bf16: it has three more bits.
     let (_, losses) = run("gpt2", "model.onnx", 8, 2, &["precision.compute=fp16"]);
     let exact = reference("gpt2", "fp64");

@@ -1,7 +1,7 @@
 //! Archives of torch.export train to PyTorch's numbers, under every other option as the ONNX model that they are exported as.
 
 use crate::pairs::rows;
-use crate::parity::{gradient_error, largest, mean, reference, run};
+use crate::parity::{Distances, gradient_error, largest, reference, run};
 use crate::support::{Planned, file, plan, plan_to_evaluate, plan_to_evaluate_at, resumed_losses};
 use clap::Parser;
 use frit::commands::{Cli, execute};
@@ -48,13 +48,13 @@ fn losses_and_gradients_are_pytorchs() {
 
 #[test]
 fn low_precision_stays_close() {
+    let mut distances = Distances::default();
     for path in ["mlp/model.pt2", "gpt/model.pt2", "llama/model.pt2"] {
         let (model, archive) = folder(path);
         let (_, losses) = run(&model, archive, 8, 1, &["precision.compute=bf16"]);
-        let exact = reference(&model, "fp64");
-        let (ours, theirs) = (mean(&losses, &exact), mean(&reference(&model, "bf16"), &exact));
-        assert!(ours <= 1.5 * theirs, "{path}: {ours} against {theirs}");
+        distances.add(path, &model, &losses);
     }
+    distances.assert_close();
 }
 
 fn floats(path: &Path) -> Vec<(String, Vec<f32>)> {

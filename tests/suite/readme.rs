@@ -52,8 +52,12 @@ fn placed(word: &str, dir: &Path) -> String {
     }
 }
 
-/// The same words; numbers of a run may differ in the last digits from one processor to another.
+/// The same words; numbers of a run may differ in the last digits from one processor to another, and there is advice of the
+/// processor's own: where it has no instructions for bf16, that is no faster than f32.
 fn agree(printed: &str, shown: &str) -> bool {
+    if [printed, shown].iter().all(|line| line.trim().starts_with("advice ")) {
+        return true;
+    }
     let (printed, shown): (Vec<&str>, Vec<&str>) =
         (printed.split_whitespace().collect(), shown.split_whitespace().collect());
     printed.len() == shown.len()

@@ -3,7 +3,7 @@
 //! kernel is interpreted.
 
 use crate::language::interpreted;
-use crate::parity::{gradient_error, largest, mean, reference, run};
+use crate::parity::{Distances, gradient_error, largest, reference, run};
 use crate::support::{file, plan, train};
 use frit_runtime::run::{RunOptions, run as run_plan};
 use std::path::Path;
@@ -32,15 +32,18 @@ fn fp32_losses_and_gradients_are_pytorchs() {
 
 #[test]
 fn bf16_stays_close_to_fp64() {
+    let mut distances = Distances::default();
     for (model, global, all_ranks, loss) in MODELS {
         for &ranks in all_ranks {
             let settings = &["precision.compute=bf16", loss];
             let (_, losses) = run(model, "model.onnx", global, ranks, settings);
-            let exact = reference(model, "fp64");
-            let (ours, theirs) = (mean(&losses, &exact), mean(&reference(model, "bf16"), &exact));
-            assert!(ours <= 1.5 * theirs, "{model} on {ranks} ranks: {ours} against {theirs}");
+            distances.add(&format!("{model} on {ranks} ranks"), model, &losses);
         }
     }
+    let settings = ["precision.compute=bf16", "loss.kind=cross_entropy", "model.batch_norm=sync"];
+    let (_, losses) = run("resnet", "model.onnx", 8, 2, &settings);
+    distances.add("resnet with synchronized statistics", "resnet", &losses);
+    distances.assert_close();
 }
 
 #[test]
@@ -110,11 +113,6 @@ fn synchronized_batch_norms_are_those_of_one_rank() {
         assert!(error < 1e-5, "{ranks} ranks, {strategy}: gradients deviate by {error}");
         assert_eq!(interpreted(&planned.compiled.plan), Vec::<String>::new());
     }
-    let settings = [&sync[..], &["precision.compute=bf16"]].concat();
-    let (_, losses) = run("resnet", "model.onnx", 8, 2, &settings);
-    let exact = reference("resnet", "fp64");
-    let (ours, theirs) = (mean(&losses, &exact), mean(&reference("resnet", "bf16"), &exact));
-    assert!(ours <= 1.5 * theirs, "bf16: {ours} against {theirs}");
 }
 
 #[test]
