@@ -202,7 +202,11 @@ impl<'a> Importer<'a> {
         let inputs: Vec<_> =
             source.input.iter().filter(|i| !stored.contains(i.name.as_str())).collect();
         let given = stored.iter().copied().chain(inputs.iter().map(|i| i.name.as_str())).collect();
-        let nodes = order::sort(source, &given)?;
+        let renews = |node: &NodeProto| {
+            node.op_type == "BatchNormalization"
+                && (options.batch_norm_trains || trainable::batch_norm_trains(node))
+        };
+        let nodes = order::sort(source, &given, renews)?;
         // Exporters call every graph the same; the file's name says more.
         let generic = matches!(source.name.as_str(), "" | "main_graph" | "torch_jit" | "main");
         Ok(Importer {

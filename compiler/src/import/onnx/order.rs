@@ -1,4 +1,4 @@
-//! The nodes that the outputs depend on, in topological order.
+//! The nodes that the outputs and running statistics depend on, in topological order.
 
 use super::messages::{GraphProto, NodeProto};
 use super::subgraph::operands;
@@ -19,10 +19,12 @@ pub(super) fn label(index: usize, node: &NodeProto) -> String {
 }
 
 /// The nodes with their places in the file: each after those whose results it reads; nodes that no
-/// output needs are left out. `given` are the names of inputs and initializers.
+/// output needs are left out, but for those that `renews` statistics, as PyTorch does where nothing reads the normalized
+/// values. `given` are the names of inputs and initializers.
 pub(super) fn sort<'a>(
     graph: &'a GraphProto,
     given: &HashSet<&str>,
+    renews: impl Fn(&NodeProto) -> bool,
 ) -> Result<Vec<(usize, &'a NodeProto)>, Report> {
     let mut makers: HashMap<&str, usize> = HashMap::new();
     for (i, node) in graph.node.iter().enumerate() {
@@ -54,6 +56,7 @@ pub(super) fn sort<'a>(
             None => return Err(undefined(&output.name, "an output of the graph".into()).into()),
         }
     }
+    roots.extend((0..graph.node.len()).filter(|&i| renews(&graph.node[i])).map(NodeIndex::new));
     // From each node to the definitions of its operands.
     let mut reads: DiGraph<(), ()> = DiGraph::new();
     graph.node.iter().for_each(|_| _ = reads.add_node(()));

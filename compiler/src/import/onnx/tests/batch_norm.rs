@@ -60,6 +60,35 @@ fn training_uses_the_batch_and_renews_the_running_statistics() {
     }
 }
 
+/// As of an auxiliary head whose result is not returned: the module renews them whenever it is called.
+#[test]
+fn statistics_of_values_that_nothing_reads_are_renewed() {
+    for (attributes, options) in
+        [(&[int("training_mode", 1)][..], ImportOptions::default()), (&[], train())]
+    {
+        let mut unread = normalized(attributes);
+        let graph = unread.graph.as_mut().expect("a graph");
+        let double = [node("Add", &["x", "x"], &["h"]), node("Mul", &["x", "s"], &["z"])];
+        graph.node.splice(0..0, double.map(|n| n.with(&[])));
+        graph.node[2].input[0] = "h".into();
+        graph.output[0].name = "z".into();
+        let imported = import(&unread, &options).unwrap_or_else(|e| panic!("{e}"));
+        let x = Tensor::floats(DType::F32, [2, 1], vec![3.0, 7.0]);
+        let found = run(&imported, &[("x", x)]);
+        let carried = imported.graph.outputs.iter().zip(found);
+        let carried: Vec<_> = carried
+            .filter(|(o, _)| matches!(o.kind, OutputKind::Carry(_)))
+            .map(|(o, x)| (o.name.as_str(), x.to_f64s()[0]))
+            .collect();
+        // Of 6 and 14: a mean of 10 and a variance of 16, of which a tenth is taken.
+        let expected = [("m", 0.9 + 1.0), ("v", 3.6 + 1.6)];
+        for ((name, value), (wanted, expected)) in carried.iter().zip(expected) {
+            assert!(*name == wanted && (value - expected).abs() < 1e-6, "{carried:?}");
+        }
+        assert_eq!(carried.len(), 2);
+    }
+}
+
 /// The statistics of a module that is called twice, of which the exporter left the second call.
 #[test]
 fn copies_of_running_statistics_are_renewed() {
