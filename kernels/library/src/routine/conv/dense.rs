@@ -26,6 +26,8 @@ const FOLD_ROWS: usize = 256;
 const CHUNKS: usize = 16;
 /// Minimum rows of a kernel for which positions are unfolded repeatedly.
 const MIN_ROWS: usize = 192;
+/// The same where threads would have nothing to do.
+const MIN_ROWS_IDLE: usize = 48;
 /// Approximate columns of the weight gradient per chunk.
 const WEIGHT_COLUMNS: usize = 256;
 /// Maximum elements of a weight gradient that is summed in several parts.
@@ -163,7 +165,8 @@ impl Conv {
         // SAFETY: the part holds the packed kernels.
         unsafe { pack_kernels(pool, &whole, (kernel, groups), packed, packed_bytes) };
         let chunks = groups * blocks.len();
-        let row_parts = self.parts(pool, chunks).clamp(1, (filters / MIN_ROWS).max(1));
+        let least = if chunks < self.threads(pool) { MIN_ROWS_IDLE } else { MIN_ROWS };
+        let row_parts = self.parts(pool, chunks).clamp(1, (filters / least).max(1));
         let row_step = filters.div_ceil(row_parts).next_multiple_of(whole.left_rows());
         let row_parts = filters.div_ceil(row_step);
         pool.run_workers(chunks * row_parts, &|chunk, worker| {

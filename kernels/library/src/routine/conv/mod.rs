@@ -112,7 +112,7 @@ impl Conv {
         unsafe {
             match self.has_few_channels() {
                 true => self.depthwise_grad_weight(pool, dy, x, dw),
-                _ if self.is_winograd() => self.winograd_grad_weight(pool, dy, x, dw),
+                _ if self.is_winograd_grad_weight() => self.winograd_grad_weight(pool, dy, x, dw),
                 #[cfg(target_arch = "x86_64")]
                 _ if self.direct_grad_weight(pool, dy, x, dw) => {}
                 _ => self.dense_grad_weight(pool, dy, x, dw),

@@ -262,11 +262,18 @@ fn tiles_of_all_borders_and_sizes_are_exact() {
     for (size, border) in
         [([1, 7, 7], 1), ([1, 8, 6], 1), ([1, 9, 33], 0), ([1, 3, 3], 2), ([1, 4, 3], 0)]
     {
-        for (batch, groups, channels, filters) in [(3, 1, 16, 17), (2, 2, 19, 16), (0, 1, 16, 16)] {
-            let window = window(size, [1, 3, 3], 1, 1, border);
+        let window = window(size, [1, 3, 3], 1, 1, border);
+        // Enough tiles, of each image one for 2 x 2 positions, for all three directions.
+        let positions = &window.output;
+        let enough = 97_usize.div_ceil(positions[1].div_ceil(2) * positions[2].div_ceil(2));
+        for (batch, groups, channels, filters) in
+            [(enough, 1, 16, 17), (3, 2, 19, 16), (enough, 2, 19, 16), (0, 1, 16, 16)]
+        {
             let (elem, out) = (Elem::F32, Elem::F32);
             let conv = Conv { elem, out, batch, groups, channels, filters, window };
             assert!(conv.is_winograd());
+            let ways = [conv.is_winograd_forward(), conv.is_winograd_grad_weight()];
+            assert!(batch != enough || ways == [true; 2], "{conv:?}");
             check(&conv);
         }
     }

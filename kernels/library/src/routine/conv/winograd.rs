@@ -20,8 +20,11 @@ const MIN_DEPTH: usize = 16;
 const BLOCK_BYTES: usize = 1 << 21;
 /// Fewest tiles per block: as many columns as the GEMM's tiles need to be full.
 const MIN_TILES: usize = 128;
-/// Fewest tiles for which the forward convolution transforms its kernels; the gradient for the input would have to turn them anyway.
-const MIN_FORWARD_TILES: usize = 96;
+/// Fewest tiles for which the forward convolution transforms its kernels, which takes the longer beside the products the faster these
+/// are: with AVX2, and with wider vectors. The gradient for the input would have to turn the kernels anyway.
+const MIN_FORWARD_TILES: [usize; 2] = [16, 96];
+/// Fewest tiles for which the weight gradient is summed in them: fewer are too short sums for a GEMM.
+const MIN_GRADIENT_TILES: usize = 48;
 /// Approximate bytes of the transformed tiles of a step of the weight gradient.
 const WEIGHT_BYTES: usize = 2 << 20;
 /// Fewest tiles of such a step, which a GEMM sums over.
@@ -33,6 +36,16 @@ const LEAST: usize = 16;
 const TRANSFORM: usize = 16;
 /// Alignment of packed kernels.
 const ALIGN: usize = 64;
+
+/// Whether vectors are wider than those of AVX2.
+#[cfg(target_arch = "x86_64")]
+use crate::simd::has_avx512 as is_wide;
+
+/// As if they were: thresholds of other processors were not measured.
+#[cfg(not(target_arch = "x86_64"))]
+fn is_wide() -> bool {
+    true
+}
 
 impl Conv {
     /// Whether transformed tiles compute this convolution.
@@ -51,8 +64,18 @@ impl Conv {
 
     /// Whether they compute it faster forward, too.
     pub(super) fn is_winograd_forward(&self) -> bool {
+        self.is_winograd() && self.all_tiles() >= MIN_FORWARD_TILES[usize::from(is_wide())]
+    }
+
+    /// Whether they compute the weight gradient faster.
+    pub(super) fn is_winograd_grad_weight(&self) -> bool {
+        self.is_winograd() && self.all_tiles() >= MIN_GRADIENT_TILES
+    }
+
+    /// The tiles of all images.
+    fn all_tiles(&self) -> usize {
         let tiles = self.tiles();
-        self.is_winograd() && self.batch * tiles.rows * tiles.cols >= MIN_FORWARD_TILES
+        self.batch * tiles.rows * tiles.cols
     }
 
     /// A channel of all images, counted through the groups.
