@@ -6,6 +6,7 @@ use std::arch::x86_64::*;
 use super::kernel::{COLUMNS, Columns, Kernel, PART, ROWS};
 use super::pack::avx2::{pack_a, pack_b};
 use super::store::Store;
+use crate::dtype::Elem;
 
 /// Rows of a tile.
 pub(super) const MR: usize = 6;
@@ -93,6 +94,10 @@ unsafe fn multiply<const ROWS: usize, const HALVES: usize, const IS_LINE: bool>(
             panel = panel.wrapping_add(MR);
             b = b.wrapping_add(step);
         }
+        let is_plain = store.partial.is_null() && store.row_bias.is_null();
+        if is_plain && store.elem == Elem::F32 && store.cols == 8 * HALVES {
+            return store_plain(&acc, store);
+        }
         let mut sums = [[0f32; NR]; ROWS];
         for (acc, sums) in acc.iter().zip(&mut sums) {
             for (half, acc) in acc.iter().enumerate() {
@@ -100,5 +105,34 @@ unsafe fn multiply<const ROWS: usize, const HALVES: usize, const IS_LINE: bool>(
             }
         }
         store.finish::<NR>(sums.as_ptr().cast());
+    }
+}
+
+/// Stores the most frequent kind of tile from registers, in which its sums stay only if all loops over them are unrolled.
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+unsafe fn store_plain<const ROWS: usize, const HALVES: usize>(
+    acc: &[[__m256; HALVES]; ROWS],
+    store: &Store,
+) {
+    let alpha = _mm256_set1_ps(store.alpha);
+    for (i, line) in acc.iter().enumerate() {
+        if i < store.rows {
+            for (half, sum) in line.iter().enumerate() {
+                // SAFETY: all columns and these rows are inside the tile.
+                unsafe {
+                    let at = i as isize * store.c_row + half as isize * 8;
+                    let c = store.c.cast::<f32>().offset(at);
+                    let mut value = _mm256_mul_ps(*sum, alpha);
+                    if store.load_c {
+                        value = _mm256_add_ps(value, _mm256_loadu_ps(c));
+                    }
+                    if !store.bias.is_null() {
+                        value = _mm256_add_ps(value, _mm256_loadu_ps(store.bias.add(8 * half)));
+                    }
+                    _mm256_storeu_ps(c, value);
+                }
+            }
+        }
     }
 }
