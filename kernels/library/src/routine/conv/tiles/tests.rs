@@ -12,19 +12,22 @@ pub(in crate::routine::conv) fn numbers(n: usize, seed: u32) -> Vec<f32> {
     (0..n).map(next).collect()
 }
 
-#[cfg(target_arch = "x86_64")]
 fn bits(of: &[f32]) -> Vec<u32> {
     of.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Vectors of tiles of every shape map them bit for bit as single tiles do, and write nothing else.
-#[cfg(target_arch = "x86_64")]
+/// A map of tiles.
+type Map = unsafe fn(&Planes, Tiles, Range<usize>, Points);
+
+/// Vectors of tiles of every shape map them bit for bit as by definition, and write nothing else: as this processor maps them, and as those
+/// without AVX-512.
 #[test]
 fn vectors_map_tiles_as_single_ones() {
-    if !crate::simd::has_avx512() {
-        eprintln!("skipped: no AVX-512");
-        return;
-    }
+    check([of_images, of_gradients, to_positions]);
+    check([lanes::of_images, lanes::of_gradients, lanes::to_positions]);
+}
+
+fn check([of_images, of_gradients, to_positions]: [Map; 3]) {
     for width in (1_usize..=19).chain([31, 32, 33, 47, 64]) {
         for (height, low) in [(1_usize, [1, 1]), (7, [1, 0]), (8, [0, 2]), (5, [2, 1])] {
             let tiles = Tiles { rows: height.div_ceil(2), cols: width.div_ceil(2) };
@@ -56,11 +59,11 @@ fn vectors_map_tiles_as_single_ones() {
                 unsafe {
                     assert_eq!(
                         found(&|to| of_images(&images, tiles, rows.clone(), to)),
-                        found(&|to| portable::of_images(&images, tiles, rows.clone(), to)),
+                        found(&|to| single::of_images(&images, tiles, rows.clone(), to)),
                     );
                     assert_eq!(
                         found(&|to| of_gradients(&of_positions, tiles, rows.clone(), to)),
-                        found(&|to| portable::of_gradients(&of_positions, tiles, rows.clone(), to)),
+                        found(&|to| single::of_gradients(&of_positions, tiles, rows.clone(), to)),
                     );
                     let mut m = numbers(POINTS * pitch, 1);
                     let from = Points { at: m.as_mut_ptr(), pitch };
@@ -68,7 +71,7 @@ fn vectors_map_tiles_as_single_ones() {
                     let [vectors, single] =
                         both.each_mut().map(|y| Planes { at: y.as_mut_ptr(), ..of_positions });
                     to_positions(&vectors, tiles, rows.clone(), from);
-                    portable::to_positions(&single, tiles, rows.clone(), from);
+                    single::to_positions(&single, tiles, rows.clone(), from);
                     assert_eq!(bits(&both[0]), bits(&both[1]), "{width} {height} {rows:?}");
                 }
             }
@@ -107,5 +110,107 @@ fn kernels_are_transformed_and_restored() {
             }
             assert!((sum - restored[9 * i + k]).abs() < 1e-5);
         }
+    }
+}
+
+/// The maps by their definition, one tile at a time.
+mod single {
+    use super::*;
+
+    /// An element, 0 in the padding.
+    unsafe fn get_element(planes: &Planes, image: usize, row: isize, column: isize) -> f32 {
+        let is_inside = (0..planes.size[0] as isize).contains(&row)
+            && (0..planes.size[1] as isize).contains(&column);
+        // SAFETY: the element lies inside the image.
+        if is_inside { unsafe { *planes.line(image, row as usize).offset(column) } } else { 0.0 }
+    }
+
+    /// `Bᵀ` times a column.
+    fn of_image([a, b, c, d]: [f32; 4]) -> [f32; 4] {
+        [a - c, b + c, c - b, b - d]
+    }
+
+    /// `A` times a column.
+    fn of_gradient([a, b]: [f32; 2]) -> [f32; 4] {
+        [a, a + b, a - b, -b]
+    }
+
+    /// `Aᵀ` times a column.
+    fn to_position([a, b, c, d]: [f32; 4]) -> [f32; 2] {
+        [a + b + c, b - c - d]
+    }
+
+    /// Calls `map` for each tile with its image, its first row and column, and where it lies at the first point.
+    fn each_tile(
+        tiles: Tiles,
+        rows: Range<usize>,
+        points: Points,
+        mut map: impl FnMut(usize, [isize; 2], *mut f32),
+    ) {
+        for (k, row) in rows.enumerate() {
+            for col in 0..tiles.cols {
+                let first = [row % tiles.rows, col].map(|n| 2 * n as isize);
+                map(row / tiles.rows, first, points.at.wrapping_add(k * tiles.cols + col));
+            }
+        }
+    }
+
+    pub(super) unsafe fn of_images(planes: &Planes, tiles: Tiles, rows: Range<usize>, to: Points) {
+        each_tile(tiles, rows, to, |image, [row, column], place| {
+            let [top, left] = planes.low.map(|low| low as isize);
+            // SAFETY: the caller vouches for planes and points.
+            unsafe {
+                let get = |i, j| get_element(planes, image, row - top + i, column - left + j);
+                let lines = [0, 1, 2, 3].map(|i| of_image([0, 1, 2, 3].map(|j| get(i, j))));
+                write(place, to.pitch, |j| of_image(lines.map(|line| line[j])));
+            }
+        });
+    }
+
+    pub(super) unsafe fn of_gradients(
+        planes: &Planes,
+        tiles: Tiles,
+        rows: Range<usize>,
+        to: Points,
+    ) {
+        each_tile(tiles, rows, to, |image, [row, column], place| {
+            // SAFETY: the caller vouches for planes and points.
+            unsafe {
+                let get = |i, j| get_element(planes, image, row + i, column + j);
+                let lines = [0, 1].map(|i| of_gradient([0, 1].map(|j| get(i, j))));
+                write(place, to.pitch, |j| of_gradient(lines.map(|line| line[j])));
+            }
+        });
+    }
+
+    /// Writes the columns of a transformed tile.
+    unsafe fn write(place: *mut f32, pitch: usize, column: impl Fn(usize) -> [f32; 4]) {
+        for j in 0..4 {
+            for (i, value) in column(j).into_iter().enumerate() {
+                // SAFETY: the caller vouches for all points.
+                unsafe { *place.add((4 * i + j) * pitch) = value };
+            }
+        }
+    }
+
+    pub(super) unsafe fn to_positions(
+        planes: &Planes,
+        tiles: Tiles,
+        rows: Range<usize>,
+        from: Points,
+    ) {
+        each_tile(tiles, rows, from, |image, [row, column], place| {
+            // SAFETY: the caller vouches for planes and points.
+            unsafe {
+                let get = |i: usize, j: usize| *place.add((4 * i + j) * from.pitch);
+                let columns = [0, 1, 2, 3].map(|j| to_position([0, 1, 2, 3].map(|i| get(i, j))));
+                for i in 0..2.min(planes.size[0] - row as usize) {
+                    let line = planes.line(image, row as usize + i).offset(column);
+                    let values = to_position(columns.map(|column| column[i]));
+                    let width = 2.min(planes.size[1] - column as usize);
+                    line.copy_from_nonoverlapping(values.as_ptr(), width);
+                }
+            }
+        });
     }
 }
