@@ -104,11 +104,13 @@ fn synchronized_batch_norms_are_those_of_one_rank() {
         let strategy = format!("sharding.strategy={strategy}");
         let settings = [&sync[..], &["precision.compute=fp32", &strategy]].concat();
         let (planned, losses) = run("resnet", "model.onnx", 8, ranks, &settings);
-        // Where a mean over ranks rounds the other way, a unit of ReLU goes on or off some steps later, in
-        // PyTorch's fp32 as well.
-        let steps = if ranks == 2 { 20 } else { 15 };
-        let deviation = largest(&losses[..steps], &reference("resnet", "fp64"));
-        assert!(deviation < 1e-5, "{ranks} ranks, {strategy}: losses deviate by {deviation}");
+        // Where a mean over ranks rounds the other way, a unit of ReLU goes on or off some steps later, in PyTorch's fp32 as
+        // well, and moves losses by 1e-6 and then by up to 1e-3. Statistics of a part of the batch would move the first.
+        let exact = reference("resnet", "fp64");
+        for (steps, bound) in [(6, 1e-5), (20, 1e-2)] {
+            let deviation = largest(&losses[..steps], &exact);
+            assert!(deviation < bound, "{ranks} ranks, {strategy}: {deviation} in {steps} steps");
+        }
         let error = gradient_error(&planned, "resnet");
         assert!(error < 1e-5, "{ranks} ranks, {strategy}: gradients deviate by {error}");
         assert_eq!(interpreted(&planned.compiled.plan), Vec::<String>::new());
