@@ -66,8 +66,11 @@ pub(crate) fn random_data(plan: &Plan, dir: &Path) -> Result<PathBuf, Report> {
     let mut tensors = Vec::new();
     for input in &plan.inputs {
         let mut ty = input.ty.clone();
-        if input.per_example && ty.shape.rank() > 0 {
-            ty.shape.0[0] *= batches;
+        if input.per_example {
+            match plan.batch() {
+                Some(_) => ty.shape.0[0] *= batches,
+                None => ty.shape.0.insert(0, batches),
+            }
         }
         let n = ty.shape.numel();
         let tensor = if ty.dtype.is_float() {

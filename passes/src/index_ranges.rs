@@ -86,8 +86,17 @@ struct Flow {
     within: Vec<Range<usize>>,
     /// The size of the input's axes.
     whole: Vec<usize>,
-    /// Position of the input's first element along each axis, while the axes are still the input's.
-    before: Option<Vec<i64>>,
+    place: Place,
+}
+
+/// Where elements of an input are in a value.
+#[derive(Clone, Debug)]
+enum Place {
+    /// The axes are still the input's, whose first element has this position along each.
+    Axes(Vec<i64>),
+    /// In row-major order, from this element of the input on, and there are no others.
+    Consecutive(usize),
+    Unknown,
 }
 
 impl Flow {
@@ -97,7 +106,7 @@ impl Flow {
             shift: 0,
             within: dims.iter().map(|size| 0..*size).collect(),
             whole: dims.to_vec(),
-            before: Some(vec![0; dims.len()]),
+            place: Place::Axes(vec![0; dims.len()]),
         }
     }
 
@@ -105,7 +114,7 @@ impl Flow {
     fn range(&self, used: &Use) -> Option<IndexRange> {
         let mut flow = self.clone();
         if let Some((axis, columns)) = &used.columns {
-            flow = flow.cut(*axis, columns.clone())?;
+            flow = flow.cut(&used.dims, *axis, columns.clone())?;
         }
         if flow.within.iter().any(Range::is_empty) {
             return None;
@@ -116,37 +125,82 @@ impl Flow {
             lo: used.lo.saturating_sub(self.shift),
             hi: used.hi.saturating_sub(self.shift),
             ignore: used.ignore.and_then(|value| value.checked_sub(self.shift)),
-            within: if is_whole { vec![] } else { flow.within[1..].iter().map(ends).collect() },
+            within: if is_whole { vec![] } else { flow.within.iter().map(ends).collect() },
             kind: used.kind,
             of: used.of.clone(),
             causal: vec![],
         })
     }
 
-    /// Only these places along an axis; `None` if nobody knows which elements of the input these are.
-    fn cut(mut self, axis: usize, places: Range<usize>) -> Option<Flow> {
-        let before = self.before.as_mut()?;
-        let at = |place: usize, axis: usize| {
-            (place as i64 - before[axis]).clamp(0, self.whole[axis] as i64) as usize
-        };
-        let kept = at(places.start, axis)..at(places.end, axis);
-        let within = &mut self.within[axis];
-        *within = within.start.max(kept.start)..within.end.min(kept.end);
-        before[axis] -= places.start as i64;
-        // Ranges hold for every example alike.
-        (axis > 0 || *within == (0..self.whole[0])).then_some(self)
+    /// Only these places along an axis of a value of these sizes; `None` if nobody knows which elements of the input these are.
+    fn cut(mut self, dims: &[usize], axis: usize, places: Range<usize>) -> Option<Flow> {
+        match &mut self.place {
+            Place::Axes(before) => {
+                let at = |place: usize| {
+                    (place as i64 - before[axis]).clamp(0, self.whole[axis] as i64) as usize
+                };
+                let kept = at(places.start)..at(places.end);
+                let within = &mut self.within[axis];
+                *within = within.start.max(kept.start)..within.end.min(kept.end);
+                before[axis] -= places.start as i64;
+            }
+            Place::Consecutive(first) => {
+                let step: usize = dims[axis + 1..].iter().product();
+                if dims[..axis].iter().any(|size| *size != 1) {
+                    return None;
+                }
+                *first += places.start * step;
+                self.within = around(*first..*first + places.len() * step, &self.whole);
+            }
+            Place::Unknown => return None,
+        }
+        Some(self)
+    }
+
+    /// The same elements under axes of other sizes.
+    fn reshaped(mut self, numel: usize) -> Flow {
+        if let Place::Axes(_) = self.place {
+            let mut strides = vec![1; self.whole.len()];
+            for axis in (1..strides.len()).rev() {
+                strides[axis - 1] = strides[axis] * self.whole[axis];
+            }
+            let first = self.within.iter().zip(strides).map(|(w, stride)| w.start * stride).sum();
+            let is_all = around(first..first + numel, &self.whole) == self.within
+                && self.within.iter().map(Range::len).product::<usize>() == numel;
+            self.place = if is_all { Place::Consecutive(first) } else { Place::Unknown };
+        }
+        self
     }
 
     /// The same elements in other places.
     fn moved(mut self) -> Flow {
-        self.before = None;
+        self.place = Place::Unknown;
         self
     }
+}
+
+/// The smallest ranges along axes of these sizes that contain consecutive elements.
+fn around(elements: Range<usize>, sizes: &[usize]) -> Vec<Range<usize>> {
+    let mut within = vec![0..0; sizes.len()];
+    let (mut begin, mut last) = (elements.start, elements.end.saturating_sub(1));
+    for (within, size) in within.iter_mut().zip(sizes).rev() {
+        let size = *size;
+        // Elements of several rows are at all places along the row.
+        *within = match (elements.is_empty(), begin / size.max(1) == last / size.max(1)) {
+            (true, _) => 0..0,
+            (_, true) => begin % size..last % size + 1,
+            (_, false) => 0..size,
+        };
+        (begin, last) = (begin / size.max(1), last / size.max(1));
+    }
+    within
 }
 
 /// Indices that an operation reads, and the range that it accepts.
 struct Use {
     indices: ValueId,
+    /// Their sizes.
+    dims: Vec<usize>,
     lo: i64,
     hi: i64,
     ignore: Option<i64>,
@@ -167,6 +221,7 @@ fn uses(graph: &Graph, node: &Node) -> Vec<Use> {
     };
     let counted = |indices: usize, size: usize, kind| Use {
         indices: node.inputs[indices],
+        dims: dims(indices).to_vec(),
         lo: -(size as i64),
         hi: size as i64 - 1,
         ignore: None,
@@ -212,7 +267,8 @@ fn passed_on(graph: &Graph, node: &Node, index: usize, flows: &[Vec<Flow>]) -> V
             vec![Flow::of(&input.name, input.ty.shape.dims())]
         }
         Op::Cast(cast) if integer(cast.to) => of(0).collect(),
-        Op::Reshape(_) | Op::Transpose(_) | Op::Expand(_) => of(0).map(Flow::moved).collect(),
+        Op::Reshape(op) => of(0).map(|flow| flow.reshaped(op.shape.numel())).collect(),
+        Op::Transpose(_) | Op::Expand(_) => of(0).map(Flow::moved).collect(),
         Op::Concat(_) => (0..node.inputs.len()).flat_map(of).map(Flow::moved).collect(),
         Op::Slice(op) => {
             let axes =
@@ -222,20 +278,24 @@ fn passed_on(graph: &Graph, node: &Node, index: usize, flows: &[Vec<Flow>]) -> V
                 return vec![];
             }
             let cut = |flow: Flow| {
-                axes.iter().try_fold(flow, |f, &a| f.cut(a, op.start[a]..op.start[a] + op.size[a]))
+                axes.iter().try_fold(flow, |flow, &axis| {
+                    let dims = [&op.size[..axis], &dims(0)[axis..]].concat();
+                    flow.cut(&dims, axis, op.start[axis]..op.start[axis] + op.size[axis])
+                })
             };
             of(0).filter_map(cut).collect()
         }
         Op::Split(op) => {
             let begin: usize = op.sizes[..index].iter().sum();
-            of(0).filter_map(|f| f.cut(op.axis, begin..begin + op.sizes[index])).collect()
+            of(0).filter_map(|f| f.cut(dims(0), op.axis, begin..begin + op.sizes[index])).collect()
         }
         Op::Pad(op) => {
-            let pad = |mut flow: Flow| {
-                for (at, low) in flow.before.iter_mut().flatten().zip(&op.low) {
-                    *at += *low as i64;
+            let pad = |mut flow: Flow| match &mut flow.place {
+                Place::Axes(before) => {
+                    before.iter_mut().zip(&op.low).for_each(|(at, low)| *at += *low as i64);
+                    flow
                 }
-                flow
+                _ => flow.moved(),
             };
             of(0).map(pad).collect()
         }
@@ -317,7 +377,7 @@ mod tests {
              %l: f32[4, 7], %lse: f32[4, 7] = cross_entropy %x, %cut {ignore_index = -100}
              return %l as \"l\"
              return %e as \"e\"",
-            &["ids -50..=49 []", "ids 0..=15 or -100 [(1, 8)]"],
+            &["ids -50..=49 []", "ids 0..=15 or -100 [(0, 4), (1, 8)]"],
         );
     }
 
@@ -334,7 +394,31 @@ mod tests {
              %logits: f32[32, 16] = reshape %x {shape = [32, 16]}
              %l: f32[32], %lse: f32[32] = cross_entropy %logits, %flat {ignore_index = -100}
              return %l as \"l\"",
-            &["labels 1..=16 or -99 [(1, 8)]"],
+            &["labels 1..=16 or -99 [(0, 4), (1, 8)]"],
+        );
+        // Labels of all examples in one row, without the first.
+        check(
+            "input %x: f32[31, 16]
+             input %labels: i64[4, 8]
+             %flat: i64[32] = reshape %labels {shape = [32]}
+             %cut: i64[31] = slice %flat {start = [1], size = [31], step = [1]}
+             %l: f32[31], %lse: f32[31] = cross_entropy %x, %cut {ignore_index = -100}
+             return %l as \"l\"",
+            &["labels 0..=15 or -100 []"],
+        );
+        // One example with ids and places in one row.
+        check(
+            "input %a: f32[5, 16]
+             input %b: f32[7, 16]
+             input %packed: i64[1, 8]
+             %rows: i64[2, 4] = reshape %packed {shape = [2, 4]}
+             %ids: i64[1, 4] = slice %rows {start = [0, 0], size = [1, 4], step = [1, 1]}
+             %places: i64[1, 4] = slice %rows {start = [1, 0], size = [1, 4], step = [1, 1]}
+             %x: f32[1, 4, 16] = embedding %a, %ids
+             %y: f32[1, 4, 16] = embedding %b, %places
+             return %x as \"x\"
+             return %y as \"y\"",
+            &["packed -7..=6 [(0, 1), (4, 8)]", "packed -5..=4 [(0, 1), (0, 4)]"],
         );
         // Each column has a table of its own.
         check(
@@ -347,7 +431,20 @@ mod tests {
              %y: f32[4, 1, 16] = embedding %b, %second
              return %x as \"x\"
              return %y as \"y\"",
-            &["ids -7..=6 [(1, 2)]", "ids -5..=4 [(0, 1)]"],
+            &["ids -7..=6 [(0, 4), (1, 2)]", "ids -5..=4 [(0, 4), (0, 1)]"],
+        );
+        // And each row.
+        check(
+            "input %a: f32[5, 16]
+             input %b: f32[7, 16]
+             input %edges: i64[2, 9]
+             %from: i64[1, 9] = slice %edges {start = [0, 0], size = [1, 9], step = [1, 1]}
+             %to: i64[1, 9] = slice %edges {start = [1, 0], size = [1, 9], step = [1, 1]}
+             %x: f32[1, 9, 16] = embedding %a, %from
+             %y: f32[1, 9, 16] = embedding %b, %to
+             return %x as \"x\"
+             return %y as \"y\"",
+            &["edges -7..=6 [(1, 2), (0, 9)]", "edges -5..=4 [(0, 1), (0, 9)]"],
         );
     }
 

@@ -1,7 +1,8 @@
 //! Writes the outputs of a model over a data set to a safetensors file, batch by batch.
 //!
 //! The header is written first, since the number of examples is known; each batch is then written at its offset. Outputs
-//! whose first axis is the batch cover all examples in data order; others are rank 0's of the first batch.
+//! whose first axis is the batch cover all examples in data order; others are rank 0's of the first batch. Of examples that are a batch
+//! each, all outputs lie one behind the other.
 
 use crate::RunError;
 use crate::device::Device;
@@ -12,6 +13,16 @@ use serde_json::json;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+/// The examples of an evaluation.
+#[derive(Clone, Copy)]
+pub(crate) struct Examples {
+    pub(crate) count: usize,
+    /// Examples of one rank's batch.
+    pub(crate) batch: usize,
+    /// Whether an example is a whole batch, not a row of it.
+    pub(crate) is_whole: bool,
+}
+
 /// A file of outputs that is being written under a temporary name.
 pub(crate) struct Outputs {
     path: PathBuf,
@@ -19,28 +30,28 @@ pub(crate) struct Outputs {
     file: Sink,
     /// First byte of every output, in the order of the evaluation.
     starts: Vec<u64>,
-    batch: usize,
-    examples: usize,
+    examples: Examples,
 }
 
 impl Outputs {
-    /// Opens the file and writes its header, for `examples` examples in batches of `batch` per rank.
+    /// Opens the file and writes its header.
     ///
     /// # Errors
     /// If the file system refuses.
     pub(crate) fn create(
         path: &Path,
         eval: &EvalSpec,
-        batch: usize,
-        examples: usize,
+        examples: Examples,
     ) -> Result<Outputs, RunError> {
         let mut header = serde_json::Map::new();
         let (mut starts, mut end) = (Vec::new(), 0);
         for output in &eval.outputs {
             let ty = &output.place.ty;
             let mut shape = ty.shape.0.clone();
-            if counts_examples(&output.place, batch) {
-                shape[0] = examples;
+            if examples.is_whole {
+                shape.insert(0, examples.count);
+            } else if examples.are_rows_of(&output.place) {
+                shape[0] = examples.count;
             }
             let bytes = shape.iter().product::<usize>() as u64 * ty.dtype.size() as u64;
             let dtype = serde_json::to_value(safetensors_dtype(ty.dtype)).unwrap_or_default();
@@ -62,7 +73,7 @@ impl Outputs {
         });
         let file = opened.map_err(io)?;
         starts.iter_mut().for_each(|start| *start += 8 + header.len() as u64);
-        Ok(Outputs { path: path.into(), aside, file, starts, batch, examples })
+        Ok(Outputs { path: path.into(), aside, file, starts, examples })
     }
 
     /// Writes the outputs of all ranks' batch `number`, in rank order, at their offsets.
@@ -77,11 +88,12 @@ impl Outputs {
         bytes: &[u8],
     ) -> Result<(), RunError> {
         let size = place.ty.bytes();
-        let (start, bytes) = if counts_examples(place, self.batch) {
-            let row = size / self.batch;
+        let Examples { count, batch, is_whole } = self.examples;
+        let (start, bytes) = if is_whole || self.examples.are_rows_of(place) {
+            let row = size / batch;
             let ranks = bytes.len() / size.max(1);
-            let first = number * ranks * self.batch;
-            let rows = self.examples.saturating_sub(first).min(ranks * self.batch);
+            let first = number * ranks * batch;
+            let rows = count.saturating_sub(first).min(ranks * batch);
             (self.starts[which] + (first * row) as u64, &bytes[..rows * row])
         } else if number == 0 {
             (self.starts[which], &bytes[..size])
@@ -110,9 +122,11 @@ impl Drop for Outputs {
     }
 }
 
-/// Whether the first axis of an output is that of the examples.
-fn counts_examples(place: &Place, batch: usize) -> bool {
-    batch > 0 && place.ty.shape.dims().first() == Some(&batch)
+impl Examples {
+    /// Whether the first axis of an output is that of the examples.
+    fn are_rows_of(self, place: &Place) -> bool {
+        place.ty.shape.dims().first() == Some(&self.batch)
+    }
 }
 
 /// Gathers the outputs of a batch on rank 0, which writes the file. All ranks must call it.

@@ -6,7 +6,7 @@
 use crate::RunError;
 use crate::checkpoint::{Checkpoint, restore};
 use crate::device::Device;
-use crate::dump::{self, Outputs};
+use crate::dump::{self, Examples, Outputs};
 use crate::initialize::initialize;
 use crate::outputs;
 use crate::plan_dir::PlanDir;
@@ -205,6 +205,21 @@ impl Feed {
             Feed::Batch(_) => 1,
         }
     }
+
+    /// How many examples there are, and how outputs have them.
+    fn examples(&self, plan: &Plan) -> Examples {
+        match self {
+            Feed::Examples(data) => Examples {
+                count: data.len(),
+                batch: data.batch(),
+                is_whole: data.has_whole_examples(),
+            },
+            Feed::Batch(_) => {
+                let count = plan.batch().unwrap_or(1);
+                Examples { count, batch: count.max(1), is_whole: false }
+            }
+        }
+    }
 }
 
 /// Evaluates a plan: on the CPU with threads as ranks, or with processes if started as several; on GPUs with one
@@ -237,10 +252,7 @@ pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
         Some(c) => starting::base(c, weights, &dir, &trained, ignored)?,
     };
     let (feed, labeled) = feed(options, plan, eval)?;
-    let examples = match &feed {
-        Feed::Examples(data) => data.len(),
-        Feed::Batch(_) => batch(plan),
-    };
+    let examples = feed.examples(plan);
     let Replaced { tensors: replaced, notes } = replaced;
     let source = Source { replaced, checkpoint, trained };
     let work = Evaluation { dir: &dir, eval, options, feed: &feed, source: &source, examples };
@@ -258,7 +270,7 @@ pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
     if found.rank > 0 {
         return Ok(None);
     }
-    let report = Report::of(eval, &found.sums, labeled, examples, found.seconds);
+    let report = Report::of(eval, &found.sums, labeled, examples.count, found.seconds);
     Ok(Some(Report { notes, ..report }))
 }
 
@@ -277,12 +289,6 @@ struct Source {
     checkpoint: Option<Checkpoint>,
     /// The plan to which the parameters belong.
     trained: Plan,
-}
-
-/// Examples of one rank's batch.
-fn batch(plan: &Plan) -> usize {
-    let first = plan.inputs.iter().find(|i| i.per_example);
-    first.map_or(1, |i| i.ty.shape.dims()[0])
 }
 
 /// The inputs, and whether they include the labels of the losses.
@@ -323,11 +329,11 @@ pub(crate) fn check(
     if data.is_empty() {
         return refuse("there are no examples".into());
     }
-    let whole = batch(plan) * plan.world_size;
+    let whole = data.batch() * plan.world_size;
     if eval.weights.is_none() && eval.statistics.is_some() && !data.len().is_multiple_of(whole) {
         let reason = format!(
-            "{} examples do not fill batches of {whole}, and a loss that the model computes itself is \
-             a mean over its batch; compile with a batch that divides them",
+            "{} examples do not fill batches of {whole}, and the loss is one of whole batches; compile with a batch \
+             that divides them",
             data.len()
         );
         return refuse(reason);
@@ -341,7 +347,7 @@ struct Evaluation<'a> {
     options: &'a Options,
     feed: &'a Feed,
     source: &'a Source,
-    examples: usize,
+    examples: Examples,
 }
 
 impl Work for Evaluation<'_> {
@@ -359,7 +365,7 @@ impl Work for Evaluation<'_> {
             restore::restore(checkpoint, &self.source.trained, device, rank, 0)?;
         }
         let dump = self.options.dump_outputs.as_deref();
-        let create = |path| Outputs::create(path, self.eval, batch(plan), self.examples);
+        let create = |path| Outputs::create(path, self.eval, self.examples);
         let mut outputs = dump.filter(|_| rank == 0).map(create).transpose()?;
         let started = Instant::now();
         let each = |number, device: &D| match dump {
@@ -397,6 +403,7 @@ pub(crate) fn add<D: Device>(
                 draw_anew(plan, earlier + number, rank, device)?;
                 let Some(weights) = &eval.weights else { return Ok(()) };
                 let n = weights.ty.shape.numel();
+                let counting = counting.saturating_mul(n / feed.examples(plan).batch);
                 let bytes: Vec<u8> =
                     (0..n).flat_map(|i| f32::from(u8::from(i < counting)).to_le_bytes()).collect();
                 device.feed(weights.buffer, Element::F32, &bytes)

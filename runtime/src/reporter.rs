@@ -29,9 +29,7 @@ struct Counted {
 impl Counted {
     /// Tokens where an input of token ids has one for each element of the loss, else examples.
     fn of(plan: &Plan) -> Counted {
-        let mut per_example = plan.inputs.iter().filter(|input| input.per_example);
-        let examples = per_example.find_map(|input| input.ty.shape.dims().first().copied());
-        let examples = examples.unwrap_or(plan.loss_capacity);
+        let examples = plan.batch().unwrap_or(1);
         let has_tokens = plan.inputs.iter().any(|input| {
             let is_embedded = input.ranges.iter().any(|range| range.kind == IndexKind::Row);
             is_embedded && input.ty.shape.numel() >= plan.loss_capacity

@@ -23,7 +23,7 @@ const STEPS: usize = 3;
 
 /// What is crossed: of each, settings, or what is said of it in words.
 const FACTORS: [&[&str]; 8] = [
-    &["mlp", "dropout", "tied"],
+    &["mlp", "dropout", "tied", "graph"],
     &["", "optimizer.decay=matrices", "group"],
     &["sharding.ranks=1", "sharding.ranks=2", "sharding.ranks=3", "sharding.ranks=4"],
     &["full_shard", "shard_grad_op", "shard_optimizer", "hybrid_shard", "no_shard"],
@@ -58,7 +58,8 @@ fn planned(row: &[usize]) -> (Planned, &'static str) {
         setting => settings.push(setting),
     }
     settings.extend((RANKS..FACTORS.len()).filter(|f| *f != STRATEGY).map(|f| FACTORS[f][row[f]]));
-    (plan_to_evaluate_configured(&model_of(model), 2, toml, &settings), model)
+    let batch = if model == "graph" { 0 } else { 2 };
+    (plan_to_evaluate_configured(&model_of(model), batch, toml, &settings), model)
 }
 
 fn model_of(model: &str) -> String {
@@ -139,7 +140,7 @@ fn a_trainer_computes_the_same(
             .unwrap_or_else(|e| panic!("{words:?}: {e}"))
     };
     let plan = &planned.compiled.plan;
-    let n = 2 * plan.world_size * plan.accumulation;
+    let n = plan.batch().unwrap_or(1) * plan.world_size * plan.accumulation;
     let mut trainer = open();
     for (step, loss) in losses.iter().enumerate() {
         if step == STEPS - 1 {

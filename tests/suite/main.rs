@@ -97,3 +97,4 @@ mod tuning;
 mod validation;
 mod vision;
 mod weights;
+mod whole_examples;

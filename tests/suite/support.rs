@@ -26,7 +26,7 @@ impl Planned {
     }
 }
 
-/// Compiles a model of the workspace with settings, verifies the plan, and writes it.
+/// Compiles a model of the workspace with settings, verifies the plan, and writes it. A `batch` of 0 is for models without that dimension.
 pub(crate) fn plan(model: &str, batch: usize, settings: &[&str]) -> Planned {
     plan_at(&file(model), batch, settings)
 }
@@ -89,7 +89,7 @@ fn compile_configured(
     let config = Config::parse(toml, "train.toml", &settings).unwrap_or_else(|e| panic!("{e}"));
     let request = Request {
         model: model.into(),
-        binds: [("batch".to_string(), batch)].into(),
+        binds: (batch > 0).then(|| ("batch".to_string(), batch)).into_iter().collect(),
         evaluation,
         ..Request::default()
     };

@@ -152,7 +152,7 @@ class Plan:
 
     @property
     def batch(self):
-        """Examples of one rank in a micro-step."""
+        """Examples of one rank in a micro-step; 1 where the inputs have different first axes."""
         return self._facts["batch"]
 
     @property

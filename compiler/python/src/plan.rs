@@ -47,8 +47,7 @@ impl Plan {
                    "per_example": i.per_example})
         };
         let inputs: Vec<Value> = plan.inputs.iter().map(input).collect();
-        let first = plan.inputs.iter().find(|i| i.per_example);
-        let batch = first.and_then(|i| i.ty.shape.dims().first().copied()).unwrap_or(1);
+        let batch = plan.batch().unwrap_or(1);
         let hyper: Vec<&str> = plan.hyper.iter().map(|h| h.name.as_str()).collect();
         let params: Vec<&str> = plan.params.iter().map(|p| p.name.as_str()).collect();
         json!({"name": plan.name, "ranks": plan.world_size, "batch": batch,
@@ -100,6 +99,9 @@ impl Plan {
             let plans = verify::verify(&self.path)?;
             let certify = || verify::certified(&self.path, None, false);
             let certificate = if quick { None } else { Some(certify()?) };
+            if let Some(error) = certificate.as_ref().and_then(|c| verify::open(&self.path, c)) {
+                return Err(error.into());
+            }
             Ok(json!({ "plans": plans, "certificate": certificate }).to_string())
         });
         refused(py, found)

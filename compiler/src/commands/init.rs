@@ -9,8 +9,8 @@ use crate::render::quoted;
 use frit_ir::ops::ParamKind;
 use frit_ir::{Code, DType, Diagnostic, Graph, Op, OutputKind, TensorType, counted};
 use frit_runtime::files;
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -232,9 +232,16 @@ fn next_steps(args: &Args, binds: &BTreeMap<String, usize>, graph: &Graph, loss:
     let stem = args.model.file_stem().unwrap_or_default().to_string_lossy();
     let trained = quoted(&format!("{stem}-trained.onnx"));
     let config = quoted(&args.output.display().to_string());
+    let types = inputs(graph).into_iter().map(|(_, ty)| ty).chain(&loss.labels);
+    let batches: BTreeSet<usize> =
+        types.filter_map(|ty| ty.shape.dims().first().copied()).collect();
+    let examples = match batches.len() {
+        0 | 1 => "any number of examples instead of the batch",
+        _ => "an axis of examples in front, as their first axes differ",
+    };
     let _ = write!(
         text,
-        "with any number of examples instead of the batch (docs/data.md). Then\n\
+        "with {examples} (docs/data.md). Then\n\
          \x20 frit compile {model} --config {config}{binds} -o plan\n\
          \x20 frit inspect plan\n\
          \x20 frit run plan --data DATA --steps 1000 --checkpoint checkpoints --checkpoint-every 100\n\

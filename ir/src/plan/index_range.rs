@@ -25,8 +25,7 @@ pub struct IndexRange {
     /// A value outside of these that is also allowed: the ignored label.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ignore: Option<i64>,
-    /// Which elements it is about: where they begin and end along each axis but the first, that of the
-    /// examples; all, if empty.
+    /// Which elements it is about: where they begin and end along each axis; all, if empty. If rows are examples, it is about all rows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub within: Vec<(usize, usize)>,
     /// How the input is used.

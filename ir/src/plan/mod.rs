@@ -561,6 +561,15 @@ impl Plan {
         self.phase(name).map_or(TaskId::FIRST..TaskId::FIRST, Phase::range)
     }
 
+    /// Examples of one rank's micro-batch: the size of the first axis of the inputs; `None` if there are none with axes, or they differ, as
+    /// those of a graph's nodes and edges.
+    pub fn batch(&self) -> Option<usize> {
+        let mut inputs = self.inputs.iter().filter(|input| input.per_example);
+        let size = |input: &InputSpec| input.ty.shape.dims().first().copied();
+        let first = size(inputs.next()?)?;
+        inputs.all(|input| size(input) == Some(first)).then_some(first)
+    }
+
     /// Buffers that are fed before a micro-step, and their types: the inputs, and the weights of the examples of an
     /// evaluation.
     pub fn fed(&self) -> impl Iterator<Item = (BufferId, &TensorType)> {

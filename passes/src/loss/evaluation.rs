@@ -10,8 +10,10 @@ use crate::pass::bug;
 use frit_ir::ops::{BinaryFn, CompareFn, Concat, Expand, Input, Reshape};
 use frit_ir::plan::MetricSpec;
 use frit_ir::{
-    DType, Diagnostic, Graph, Op, Origin, OutputKind, Region, Shape, Tensor, TensorType, ValueId,
+    DType, Diagnostic, Graph, Node, Op, Origin, OutputKind, Region, Shape, Tensor, TensorType,
+    ValueId,
 };
+use std::collections::BTreeSet;
 
 /// Name of the output of statistics: f32 `[2 · parts]`, of each part the sum and the count. The losses come first,
 /// then parts used only by metrics.
@@ -105,17 +107,20 @@ pub fn attach(
     Ok(specs)
 }
 
-/// The input of weights, if every loss has elements that belong to examples.
+/// The input of weights, if all inputs have examples in rows and every loss has elements that belong to them.
 fn examples(graph: &mut Graph, terms: &[&Term]) -> Result<Option<Examples>, Diagnostic> {
     let mut found = Vec::new();
     for term in terms {
         found.push(term.find_output(graph)?);
     }
-    let batch = graph.nodes().find_map(|(_, n)| match &n.op {
+    let first_axis = |node: &Node| match &node.op {
         Op::Input(input) => input.ty.shape.dims().first().copied(),
         _ => None,
-    });
-    let Some(batch) = batch.filter(|b| *b > 0) else { return Ok(None) };
+    };
+    let sizes: BTreeSet<usize> = graph.nodes().filter_map(|(_, n)| first_axis(n)).collect();
+    let Some(&batch) = sizes.first().filter(|n| **n > 0 && sizes.len() == 1) else {
+        return Ok(None);
+    };
     let divides = |(term, logits): (&&Term, &ValueId)| {
         let shape = &graph.ty(*logits).shape;
         let classes = match (term.kind, term.class_axis) {

@@ -107,7 +107,7 @@ fn outside(input: &InputSpec, range: &IndexRange, element: Element, bytes: &[u8]
     let meant = |at: usize| {
         let mut rest = at % per_example.max(1);
         let mut inside = true;
-        for (size, (begin, end)) in axes.iter().zip(&range.within).rev() {
+        for (size, (begin, end)) in axes.iter().zip(&range.within[1..]).rev() {
             inside &= (*begin..*end).contains(&(rest % size));
             rest /= size;
         }
@@ -244,8 +244,10 @@ mod tests {
 
     #[test]
     fn only_the_part_that_is_meant_is_checked() {
-        let shifted =
-            input(&[2, 3], IndexRange { within: vec![(1, 3)], ..range(0, 4, IndexKind::Class) });
+        let shifted = input(
+            &[2, 3],
+            IndexRange { within: vec![(0, 2), (1, 3)], ..range(0, 4, IndexKind::Class) },
+        );
         assert_eq!(check(&shifted, &[9, 0, 4, -9, 1, 1], 0), Ok(()));
         let found = check(&shifted, &[9, 0, 4, 9, 1, 5], 0).unwrap_err();
         assert!(found.contains("example 1 at [2]: 5"), "{found}");

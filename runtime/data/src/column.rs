@@ -3,13 +3,15 @@
 use super::bytes::Bytes;
 use super::check;
 use super::element::{Element, convert};
+use super::form::Form;
 use super::formats::{Array, Contents};
 use crate::DataError;
-use frit_ir::plan::InputSpec;
+use frit_ir::plan::{IndexKind, InputSpec};
 use std::path::Path;
 
 /// The examples of an input, in the type of its files.
 pub(crate) struct Column {
+    /// The input, whose first axis is that of examples if they differ.
     pub(crate) input: InputSpec,
     pub(crate) element: Element,
     /// Bytes of one example; `None` if the tensor is the same for all.
@@ -19,11 +21,11 @@ pub(crate) struct Column {
 }
 
 impl Column {
-    /// The columns of the first file.
-    pub(crate) fn of(input: &InputSpec, part: Part) -> Column {
+    /// The column of the first file.
+    pub(crate) fn of(input: InputSpec, part: Part) -> Column {
         let size = input.ty.shape.dims().iter().skip(1).product::<usize>() * part.element.size();
         let example = part.examples.map(|_| size);
-        Column { input: input.clone(), element: part.element, example, parts: vec![part.bytes] }
+        Column { input, element: part.element, example, parts: vec![part.bytes] }
     }
 
     /// Adds another file.
@@ -62,7 +64,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// The tensor of an input in a file's contents: with any number of examples, or exactly as it is declared.
+    /// The tensor of an input in a file's contents.
     ///
     /// # Errors
     /// If there is none, or its shape or type does not fit the input.
@@ -70,36 +72,30 @@ impl Part {
         path: &Path,
         contents: &Contents,
         input: &InputSpec,
-        exact: bool,
+        form: Form,
     ) -> Result<Part, DataError> {
-        let wanted = wanted(input, exact);
+        let wanted = form.wanted(input);
         let array = contents.get(&input.name).map_err(|what| {
             let there = contents.list();
             let reason = format!("{what}; the plan expects {wanted}, and found {there}");
             DataError::content(path, reason)
         })?;
-        let Array { element, shape, bytes, is_constant } = array;
+        let Array { element, shape, bytes, .. } = array;
         let element = *element;
-        let refuse = |what: String| {
-            let reason = format!("tensor `{}` {what}; the plan expects {wanted}", input.name);
+        let refuse = |what: String, remedy: &str| {
+            let name = &input.name;
+            let reason = format!("tensor `{name}` {what}; the plan expects {wanted}{remedy}");
             Err(DataError::content(path, reason))
         };
-        let dims = input.ty.shape.dims();
-        let per_example = input.per_example && !exact && !is_constant;
-        let fits = match per_example {
-            true => shape.split_first().zip(dims.split_first()).is_some_and(|(a, b)| a.1 == b.1),
-            false => *shape == dims,
-        };
-        if !fits {
+        let Ok(examples) = form.examples(input, shape) else {
             let dims: Vec<String> = shape.iter().map(usize::to_string).collect();
-            return refuse(format!("has shape [{}]", dims.join(", ")));
-        }
+            return refuse(format!("has shape [{}]", dims.join(", ")), class_axis(input, shape));
+        };
         if !element.feeds(input.ty.dtype) {
             let known = Element::feeding(input.ty.dtype);
-            return refuse(format!("is {element}, and this input takes {known}"));
+            return refuse(format!("is {element}, and this input takes {known}"), "");
         }
-        let mut part =
-            Part { element, bytes: bytes.clone(), examples: per_example.then(|| shape[0]) };
+        let mut part = Part { element, bytes: bytes.clone(), examples };
         if element.size() > input.ty.dtype.size() {
             part.narrow(path, input)?;
         }
@@ -118,12 +114,14 @@ impl Part {
     }
 }
 
-/// The type of an input, as expected in files.
-fn wanted(input: &InputSpec, exact: bool) -> String {
+/// What to do if labels have as many axes as expected, and others are their sizes: the classes may be on another axis of the logits.
+fn class_axis(input: &InputSpec, shape: &[usize]) -> &'static str {
     let dims = input.ty.shape.dims();
-    let mut dims: Vec<String> = dims.iter().map(usize::to_string).collect();
-    if let (Some(first), true) = (dims.first_mut(), input.per_example && !exact) {
-        *first = "examples".into();
+    let is_class = input.ranges.iter().any(|range| range.kind == IndexKind::Class);
+    match is_class && dims.len() > 1 && dims.len() == shape.len() {
+        true => {
+            "; where the classes are on the second axis of the logits, as in torch, set loss.class_axis = 1"
+        }
+        false => "",
     }
-    format!("{}[{}]", input.ty.dtype, dims.join(", "))
 }

@@ -1,7 +1,6 @@
 //! Training data: `.safetensors` and `.npz` with one tensor per input, or `.bin` with tokens; see docs/data.md.
 //!
-//! A tensor is per-example if its shape is that of the input except for the first axis, and replicated if it equals the
-//! input's. A global batch has (per-rank batch) × ranks × accumulation examples; rank `r` takes its `r`-th contiguous slice, of
+//! `form` says where the examples of a tensor are. A global batch has (per-rank batch) × ranks × accumulation examples; rank `r` takes its `r`-th contiguous slice, of
 //! which micro-step `a` takes the `a`-th part. Batches wrap at the end of an epoch; examples that do not fill a batch are
 //! dropped. With shuffling every epoch has its own order, which depends only on the seed and the epoch. Several files are
 //! concatenated. A batch in memory is read like a file of these examples.
@@ -14,6 +13,7 @@ mod check;
 mod column;
 mod element;
 mod error;
+mod form;
 mod formats;
 mod labels;
 mod order;
@@ -28,9 +28,10 @@ pub use order::Position;
 pub use source::{Source, matching};
 
 use column::{Column, Part};
+use form::Form;
 use formats::Contents;
 use frit_ir::counted;
-use frit_ir::plan::{BufferId, InputSpec, Plan};
+use frit_ir::plan::{BufferId, Plan};
 use order::{Deal, Place, shuffled};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -44,6 +45,7 @@ pub struct Data {
     columns: Vec<Column>,
     files: Vec<File>,
     deal: Deal,
+    has_whole_examples: bool,
     /// Whether batches are checked when they are fed.
     check_late: bool,
     /// The seed of the order, if examples are shuffled.
@@ -65,16 +67,10 @@ impl Data {
     /// If a file cannot be read, lacks a tensor, has one of another dtype or shape, or has an index out of range; or if
     /// there are fewer examples than one global batch.
     pub fn load(source: &Source, plan: &Plan) -> Result<Data, DataError> {
-        let (mut columns, mut files, mut examples) = (Vec::new(), Vec::new(), None);
-        for path in source.paths()? {
-            let first = examples.unwrap_or(0);
-            let contents = formats::read(&path, plan, source.tokens)?;
-            if let Some(n) = add(&path, &contents, plan, &mut columns)? {
-                examples = Some(first + n);
-            }
-            files.push(File { path, first });
-        }
-        let mut data = Data::of(columns, files, examples, plan, plan.world_size)?;
+        let paths = source.paths()?;
+        let read = |path: &PathBuf| formats::read(path, plan, source.tokens);
+        let contents = paths.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+        let mut data = Data::of(paths, &contents, plan, plan.world_size)?;
         data.seed = plan.shuffle.then_some(plan.seed);
         let Deal { examples, ranks, accumulation, batch, keep_rest } = data.deal;
         let micro_steps = if keep_rest { 1 } else { accumulation };
@@ -113,9 +109,8 @@ impl Data {
     /// # Errors
     /// As [`Data::load`], but there may be any number of examples.
     pub fn given(batch: &Batch, plan: &Plan, ranks: usize) -> Result<Data, DataError> {
-        let (path, mut columns) = (PathBuf::from("batch"), Vec::new());
-        let examples = add(&path, batch.contents(), plan, &mut columns)?;
-        let mut data = Data::of(columns, vec![File { path, first: 0 }], examples, plan, ranks)?;
+        let contents = std::slice::from_ref(batch.contents());
+        let mut data = Data::of(vec!["batch".into()], contents, plan, ranks)?;
         data.check()?;
         Ok(data)
     }
@@ -145,21 +140,30 @@ impl Data {
         Err(DataError::content(&self.files[0].path, reason))
     }
 
-    /// Columns as data in sequence.
+    /// The contents of files as data in sequence.
     fn of(
-        columns: Vec<Column>,
-        files: Vec<File>,
-        examples: Option<usize>,
+        paths: Vec<PathBuf>,
+        contents: &[Contents],
         plan: &Plan,
         ranks: usize,
     ) -> Result<Data, DataError> {
+        let forms = Form::of(&plan.inputs, contents);
+        let (mut columns, mut files, mut examples) = (Vec::new(), Vec::new(), None);
+        for (path, contents) in paths.into_iter().zip(contents) {
+            let first = examples.unwrap_or(0);
+            if let Some(n) = add(&path, contents, (plan, &forms), &mut columns)? {
+                examples = Some(first + n);
+            }
+            files.push(File { path, first });
+        }
         let batch =
             batch(&columns, plan).map_err(|reason| DataError::content(&files[0].path, reason))?;
         let (accumulation, keep_rest) = (plan.accumulation, !plan.drop_last);
         let examples = examples.unwrap_or(batch * ranks * accumulation);
         let order = Mutex::new((usize::MAX, Arc::from([])));
         let deal = Deal { examples, ranks, accumulation, batch, keep_rest };
-        Ok(Data { columns, files, deal, check_late: false, seed: None, order })
+        let has_whole_examples = forms.contains(&Form::Whole);
+        Ok(Data { columns, files, deal, has_whole_examples, check_late: false, seed: None, order })
     }
 
     /// Checks all elements against the ranges of their inputs, unless there are too many.
@@ -219,6 +223,16 @@ impl Data {
     /// Micro-steps of a step; fewer at the end of an epoch if remaining examples are kept and do not fill a step.
     pub fn micro_steps(&self, step: usize) -> usize {
         self.deal.place(step).micro_steps
+    }
+
+    /// Examples of one rank's micro-batch.
+    pub fn batch(&self) -> usize {
+        self.deal.batch
+    }
+
+    /// Whether an example is all of each input, whose first axes differ.
+    pub fn has_whole_examples(&self) -> bool {
+        self.has_whole_examples
     }
 
     /// Number of examples.
@@ -325,12 +339,12 @@ impl Data {
 fn add(
     path: &Path,
     contents: &Contents,
-    plan: &Plan,
+    (plan, forms): (&Plan, &[Form]),
     columns: &mut Vec<Column>,
 ) -> Result<Option<usize>, DataError> {
     let mut examples: Option<(usize, &str)> = None;
-    for (i, input) in plan.inputs.iter().enumerate() {
-        let part = Part::of(path, contents, input, false)?;
+    for (i, (input, form)) in plan.inputs.iter().zip(forms).enumerate() {
+        let part = Part::of(path, contents, input, *form)?;
         if let Some(n) = part.examples {
             if let Some((others, name)) = examples.filter(|(m, _)| *m != n) {
                 let reason =
@@ -341,7 +355,7 @@ fn add(
         }
         match columns.get_mut(i) {
             Some(column) => column.add(path, part)?,
-            None => columns.push(Column::of(input, part)),
+            None => columns.push(Column::of(form.spec(input), part)),
         }
     }
     Ok(examples.map(|(n, _)| n))
@@ -357,23 +371,15 @@ pub struct Fed {
     pub bytes: Bytes,
 }
 
-/// Examples of one rank's batch: the size of the first axis of per-example inputs.
+/// Examples of one rank's batch: the size of the first axis of inputs that have different examples.
 fn batch(columns: &[Column], plan: &Plan) -> Result<usize, String> {
-    let mut of_examples = columns.iter().filter(|c| c.example.is_some()).map(|c| &c.input);
-    let Some(first) = of_examples.next().or(plan.inputs.iter().find(|i| i.per_example)) else {
-        return Ok(1);
-    };
-    let size = |input: &InputSpec| input.ty.shape.dims().first().copied().unwrap_or(1);
-    if let Some(other) = of_examples.find(|i| size(i) != size(first)) {
-        return Err(format!(
-            "`{}` is {} and `{}` {}: they take different numbers of examples; `frit eval --inputs` takes tensors as \
-             the model declares them",
-            first.name, first.ty, other.name, other.ty
-        ));
-    }
-    match size(first) {
-        0 => Err(format!("`{}` is {}: a batch without examples", first.name, first.ty)),
-        n => Ok(n),
+    let varying = columns.iter().find(|c| c.example.is_some());
+    match varying.map(|column| &column.input) {
+        None => Ok(plan.batch().unwrap_or(1)),
+        Some(input) => match input.ty.shape.dims().first() {
+            Some(n) if *n > 0 => Ok(*n),
+            _ => Err(format!("`{}` is {}: a batch without examples", input.name, input.ty)),
+        },
     }
 }
 
@@ -394,7 +400,7 @@ pub fn read_inputs(
             complete = false;
             continue;
         }
-        let Part { element, bytes, .. } = Part::of(path, &contents, input, true)?;
+        let Part { element, bytes, .. } = Part::of(path, &contents, input, Form::Shared)?;
         check::ranges(path, input, element, &bytes, 0)?;
         fed.push(Fed { buffer: input.buffer, element, bytes });
     }
@@ -429,7 +435,7 @@ mod tests {
         let columns = vec![Column { input, element: Element::U8, example: Some(1), parts }];
         let order = Mutex::new((usize::MAX, Arc::from([])));
         let deal = Deal { examples: first, ranks, accumulation: 1, batch: 2, keep_rest: false };
-        Data { columns, files, deal, check_late: false, seed, order }
+        Data { columns, files, deal, has_whole_examples: false, check_late: false, seed, order }
     }
 
     /// The examples of an epoch, step by step and rank by rank.

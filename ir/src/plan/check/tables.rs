@@ -169,7 +169,7 @@ fn inputs(plan: &Plan) -> Result {
 }
 
 fn ranges(input: &InputSpec) -> Result {
-    let axes = input.ty.shape.dims().get(1..).unwrap_or_default();
+    let axes = input.ty.shape.dims();
     let fits = |r: &IndexRange| {
         let inside = r.within.iter().zip(axes).all(|((a, b), size)| a <= b && b <= size);
         inside && (r.within.is_empty() || r.within.len() == axes.len())
