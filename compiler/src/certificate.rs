@@ -13,6 +13,7 @@ use crate::compilation::{Passed, Request, imported, lowered};
 use crate::config::Config;
 use crate::config::choices::{AdapterKind, BatchNorm};
 use crate::diagnostics::Report;
+use crate::import::Imported;
 use crate::pass_trace::{self, Stage};
 use crate::pipeline::{self, Options};
 use crate::statement;
@@ -142,7 +143,8 @@ pub fn certify(
     trace: &[u8],
     plans: Plans,
 ) -> Result<Certificate, Report> {
-    let imported = Arc::new(imported(request, config)?.graph);
+    let Imported { graph, weights, .. } = imported(request, config)?;
+    let imported = Arc::new(graph);
     let (stages, evaluation) = pass_trace::read(trace, &imported).map_err(another_trace)?;
     let options = Options::new(config)?;
     let adapted = stages.iter().rfind(|stage| stage.pass == adapter::INFO.name);
@@ -154,13 +156,13 @@ pub fn certify(
         None => None,
     };
     thread::scope(|scope| {
-        let training = &training;
-        let evaluation = &evaluation;
+        let (training, evaluation, weights) = (&training, &evaluation, &weights);
         let lowered = move || -> Result<Vec<String>, Report> {
             let evaluation = evaluation.as_ref().zip(plans.evaluation);
             let (plan, other) = lowered(
                 request,
                 config,
+                weights,
                 training.passed(plans.plan),
                 evaluation.map(|(passes, plan)| passes.passed(plan)),
             )
@@ -199,6 +201,8 @@ pub const COMPILE_AGAIN: &str =
 #[derive(Clone)]
 pub struct Checker {
     before: Arc<Graph>,
+    /// Whether gradients are still to be taken.
+    before_gradients: bool,
     /// The graph before `loss_scale`, which `update` completes.
     with_gradients: Option<Arc<Graph>>,
     config: Config,
@@ -218,11 +222,18 @@ impl Checker {
         let ranks = Ranks { shards, replicas: n / shards };
         Checker {
             before: imported,
+            before_gradients: false,
             with_gradients: None,
             config: config.clone(),
             ranks,
             capacity: 0.0,
         }
+    }
+
+    /// For a compilation in which gradients are taken.
+    #[must_use]
+    pub fn of_training(self) -> Checker {
+        Checker { before_gradients: true, ..self }
     }
 
     /// What a pass must keep.
@@ -262,7 +273,9 @@ impl Checker {
             }
         };
         match stated {
-            Ok(expected) => real.compare(&expected, after, self.ranks),
+            Ok(expected) => real
+                .before_gradients(self.before_gradients && pass != differentiate::INFO.name)
+                .compare_stated(&expected, after, self.ranks),
             Err(unstated) => vec![unstated.into()],
         }
     }
@@ -272,6 +285,7 @@ impl Checker {
         // Those of a reproducible evaluation are added in order by who reads them.
         let summed = self.config.run.reproducible.is_none();
         let sums = if summed { &[STATISTICS][..] } else { &[] };
+        let comparer = comparer.before_gradients(false);
         comparer.compare_distributed(&self.before, after, self.ranks, sums)
     }
 
@@ -289,6 +303,7 @@ impl Checker {
         let before = std::mem::replace(&mut self.before, graph);
         if pass == differentiate::INFO.name {
             self.capacity = capacity(&before);
+            self.before_gradients = false;
         }
         if pass == loss_scale::INFO.name {
             self.with_gradients = Some(before);
@@ -371,7 +386,8 @@ impl Passes {
         if !is_same || disabled.iter().any(|pass| is_meant(pass, config)) {
             return Err(another_trace("its passes are not those of this configuration").into());
         }
-        let checker = Checker::new(begin, config);
+        let mut checker = Checker::new(begin, config);
+        checker.before_gradients = ran.contains(differentiate::INFO.name);
         let mut all =
             Passes { checker, done: vec![], context: PassContext::default(), loss_elements: 0 };
         for (pass, Stage { pass: name, graph }) in enabled.into_iter().zip(stages) {
@@ -419,7 +435,7 @@ fn words(difference: &Difference) -> String {
     }
 }
 
-/// Fields in which plans differ from lowered ones, but for generated code, the values of parameters and what is
+/// Fields in which plans differ from lowered ones, but for generated code and what is
 /// only told: the version of the compiler, remarks, advice and sums of bytes.
 pub fn edited(plans: Plans, lowered: &Plan, evaluation: Option<&Plan>) -> Vec<String> {
     let mut different = fields(plans.plan, lowered);
@@ -433,10 +449,7 @@ pub fn edited(plans: Plans, lowered: &Plan, evaluation: Option<&Plan>) -> Vec<St
 /// Fields in which a plan differs from a lowered one.
 fn fields(plan: &Plan, lowered: &Plan) -> Vec<String> {
     let json = |mut plan: Plan| {
-        // Values are in files that the digests of the plan verify.
         plan.object = None;
-        plan.params.iter_mut().for_each(|param| param.digest = None);
-        plan.constants.iter_mut().for_each(|constant| constant.digest = None);
         match serde_json::to_value(&plan) {
             Ok(serde_json::Value::Object(fields)) => fields,
             _ => serde_json::Map::new(),
@@ -452,6 +465,13 @@ fn fields(plan: &Plan, lowered: &Plan) -> Vec<String> {
         lints: plan.lints.clone(),
         ..lowered.clone()
     };
+    // What is not stored has no digest.
+    for (found, expected) in plan.params.iter().zip(&mut lowered.params) {
+        expected.digest = expected.digest.take().filter(|_| found.digest.is_some());
+    }
+    for (found, expected) in plan.constants.iter().zip(&mut lowered.constants) {
+        expected.digest = expected.digest.take().filter(|_| found.digest.is_some());
+    }
     let mut plan = plan.clone();
     for (found, expected) in plan.kernels.iter_mut().zip(&mut lowered.kernels) {
         // Code is not generated again. That of a kernel is found by a digest of its body and of how it is called.

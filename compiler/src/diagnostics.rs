@@ -31,7 +31,8 @@ impl Report {
     /// was asked for, else 2.
     pub fn exit_code(&self) -> u8 {
         let runs = [Code::Diverged, Code::NotFinite];
-        let checks = [Code::GradientsDiffer, Code::AuditFailed, Code::PlanEdited];
+        let checks =
+            [Code::GradientsDiffer, Code::AuditFailed, Code::PlanEdited, Code::NotCertified];
         let failures = [&runs[..], &checks].concat();
         let failed = |d: &Diagnostic| failures.iter().any(|c| c.id() == d.code);
         if self.diagnostics.iter().any(failed) { 1 } else { 2 }

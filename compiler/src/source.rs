@@ -129,14 +129,14 @@ impl Origin {
         serde_json::from_str(&text).map_err(|e| refuse(e.to_string()))
     }
 
-    /// The file that the model was read from, or where it is now if that is `given`: the original, or the copy of a JSON
-    /// model, which is whole.
+    /// The file that the model was read from, or where it is now if that is `given`: the original, or if none is given the copy of a
+    /// JSON model, which is whole.
     ///
     /// # Errors
     /// If the file is gone, or is not the one that the plan was compiled from.
     pub fn model(&self, source: &Path, given: Option<&Path>) -> Result<PathBuf, Diagnostic> {
         let copy = source.join(layout::JSON_MODEL);
-        if copy.exists() {
+        if given.is_none() && copy.exists() {
             return Ok(copy);
         }
         let path = given.unwrap_or(&self.path);

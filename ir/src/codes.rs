@@ -109,6 +109,7 @@ codes! {
     AuditFailed = "E116": "`frit audit` found a loss, gradient, update, rank or kernel that is not what it must be", "the notes list what differs; do not train with the plan, and if it was not edited, report it with the model", "an_audit_catches_what_a_plan_computes_wrong";
     AuditPlan = "E117": "`frit audit` cannot audit this plan: it does not train, is for several GPUs, or its interpretation would take too long", "audit a small model of the same layers, or fewer parameters", "what_cannot_be_audited_is_refused";
     PlanEdited = "E118": "`frit verify` found that a plan, or its trace of the passes, is not what its model compiles to, or that it has no such trace", "it was edited, or compiled by another version: compile the model again", "edited_plans_with_new_digests_are_refused_with_a_code";
+    NotCertified = "E119": "`frit verify` found that a pass of a plan did not keep what it must keep, or cannot prove that it did", "the notes name the first outputs that differ: compile the model again", "plans_that_are_not_certified_are_refused_with_a_code";
     BenchPlan = "E113": "`frit bench` compares a low-precision plan with f32, and this plan is not low-precision", "give a plan in bf16 or fp16", "plans_and_what_is_done_with_them";
     OutputUnknown = "E211": "the model has no output named as in `loss.logits`", "the notes list its outputs", "metrics_that_fit_nothing_are_refused";
     OutputNotFloat = "E212": "the output of a loss is not a float tensor", "name another output in `loss.logits`", "models_and_command_lines";

@@ -278,7 +278,7 @@ fn changed_graphs_are_not_certified() {
         let request = Request { without_code: true, ..request };
         compile(&request, &config, &mut trace).unwrap_or_else(|e| panic!("{model}: {e}"));
         let first = imported(&request, &config).unwrap_or_else(|e| panic!("{model}: {e}")).graph;
-        let mut checker = Checker::new(first.into(), &config);
+        let mut checker = Checker::new(first.into(), &config).of_training();
         for (pass, graph) in &trace.0 {
             let expected = numbers(graph, Options::EXACT);
             for _ in 0..150 {
@@ -344,7 +344,7 @@ fn additional_roundings_are_seen() {
         let mut trace = Trace::default();
         compile(&request, &config, &mut trace).unwrap_or_else(|e| panic!("{e}"));
         let first = imported(&request, &config).unwrap_or_else(|e| panic!("{e}")).graph;
-        let mut checker = Checker::new(first.into(), &config);
+        let mut checker = Checker::new(first.into(), &config).of_training();
         for (pass, graph) in &trace.0 {
             let before = checker.clone();
             let verdict = checker.check(pass, graph).verdict;
@@ -497,6 +497,22 @@ fn plans_that_are_edited_at_random_and_bound_anew_are_refused() {
     }
     // Otherwise the certificate adds nothing.
     assert!(accepted_without_model > 20, "{accepted_without_model} of {tried}");
+}
+
+#[test]
+fn plans_that_are_not_certified_are_refused_with_a_code() {
+    let planned = plan("tests/models/mlp/model.onnx", 4, &["sharding.ranks=2"]);
+    let (dir, model) = (planned.path(), file("tests/models/mlp/model.onnx"));
+    let mut plan = plan_dir::read(&dir).unwrap_or_else(|e| panic!("{e}"));
+    // What the graphs were compiled for is not what the plan says.
+    plan.config = plan.config.replacen("clip_grad_norm = 1.0", "clip_grad_norm = 2.0", 1);
+    std::fs::write(dir.join(layout::PLAN), seal(&plan.to_json())).expect("written");
+    let thorough =
+        ["verify", dir.to_str().expect("UTF-8"), "--model", model.to_str().expect("UTF-8")];
+    let refused = frit(&thorough).unwrap_err();
+    for part in ["E119", "not certified: nothing is known of update", "clip_grad_norm"] {
+        assert!(refused.contains(part), "E119 says `{part}`: {refused}");
+    }
 }
 
 #[test]

@@ -153,7 +153,8 @@ fn plan_of(request: &Request, config: &Config, own: &Plan, stages: &[Stage]) -> 
     let loss_elements = loss::capacity(&stages[at("differentiate") - 1].graph)?;
     let graph = &stages.last().expect("passes").graph;
     let passed = Passed { graph, context, loss_elements, plan: own };
-    Some(lowered(request, config, passed, None).ok()?.0)
+    let weights = imported(request, config).ok()?.weights;
+    Some(lowered(request, config, &weights, passed, None).ok()?.0)
 }
 
 /// Changes a trace at random: two operands of a node exchanged, a number of an operation, an operand, an operation, a place in the order

@@ -38,7 +38,9 @@ pub(super) fn checked(steps: &[&Step]) -> Vec<Found> {
     let duties: Vec<Duty> = steps.iter().map(|s| s.before.duty(&s.pass, &s.after)).collect();
     let shards = |step: &Step| step.pass == shard::INFO.name;
     let compare = |comparer: &mut Comparer, step: &Step| {
-        comparer.compare(&step.before.before, &step.after, step.before.ranks)
+        let before = &step.before;
+        let comparer = comparer.before_gradients(before.before_gradients);
+        comparer.compare(&before.before, &step.after, before.ranks)
     };
     // Each sends those that are not equal to the next.
     let (sender, not_bits) = channel::<(usize, Vec<Difference>)>();

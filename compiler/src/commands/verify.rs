@@ -1,6 +1,6 @@
 //! `frit verify`: verifies a plan, that the files beside it are the compiled ones, and that it is what its model compiles to.
 
-use crate::certificate::{COMPILE_AGAIN, Certificate, Checked, KERNELS, Plans, Verdict, certify};
+use crate::certificate::{COMPILE_AGAIN, Certificate, KERNELS, Plans, Verdict, certify};
 use crate::diagnostics::Report;
 use crate::plan_dir;
 use crate::repeat::Repeat;
@@ -13,6 +13,7 @@ use frit_runtime::progress::Heartbeat;
 use indicatif::ProgressBar;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ use std::time::Duration;
 
 The tasks of the plan are proved to compute the step that it declares. Then its model is imported, and of every pass it is proved, from
 the graphs that the plan has kept, that loss, gradients, update and statistics are those of the model (docs/verification.md). A pass of
-which this cannot be shown is listed; that is no error. A plan that is not what these graphs are lowered to is one, with exit code 1.")]
+which this cannot be shown is listed, and the exit code is 1, as it is for a plan that is not what these graphs are lowered to.")]
 pub struct Args {
     /// The plan directory.
     pub plan: PathBuf,
@@ -66,15 +67,33 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let plans = verify(&args.plan)?;
     let certify = || certified_with_progress(&args.plan, &args.model);
     let certificate = if args.quick { None } else { Some(certify()?) };
-    if args.json {
+    let text = if args.json {
         let found = serde_json::json!({ "plans": plans, "certificate": certificate });
-        return Ok(format!("{found:#}\n"));
+        format!("{found:#}\n")
+    } else {
+        let page = certificate.as_ref().map(|found| page(&args.plan, found));
+        plans.iter().map(line).chain(page).collect()
+    };
+    match certificate.and_then(|found| open(&args.plan, &found)) {
+        None => Ok(text),
+        Some(error) => {
+            // A reader may close the pipe early.
+            let _ = anstream::stdout().write_all(text.as_bytes());
+            Err(error.into())
+        }
     }
-    let mut text: String = plans.iter().map(line).collect();
-    if let Some(certificate) = certificate {
-        text += &page(&args.plan, &certificate);
-    }
-    Ok(text)
+}
+
+/// That passes are not proved, if some are not.
+pub fn open(dir: &Path, certificate: &Certificate) -> Option<Diagnostic> {
+    let open = certificate.open();
+    let names: Vec<&str> = open.iter().map(|p| p.pass.as_str()).collect();
+    let differences = open.iter().flat_map(|p| p.differences.iter().map(move |d| (&p.pass, d)));
+    let message =
+        format!("{}: not certified: nothing is known of {}", dir.display(), names.join(", "));
+    let error = Diagnostic::error(Code::NotCertified, message).help(COMPILE_AGAIN);
+    let error = differences.fold(error, |e, (pass, what)| e.note(format!("{pass}: {what}")));
+    (!open.is_empty()).then_some(error)
 }
 
 /// [`certified`], with progress on a terminal.
@@ -130,16 +149,10 @@ fn page(plan: &Path, certificate: &Certificate) -> String {
     let mut text = by_verdict("", &certificate.passes);
     text += &by_verdict("evaluation: ", &certificate.evaluation);
     text += &outputs(certificate);
-    let open = certificate.open();
-    let names: Vec<&str> = open.iter().map(|p| p.pass.as_str()).collect();
-    for Checked { pass, differences, .. } in &open {
-        differences.iter().for_each(|what| text += &format!("  {pass}: {what}\n"));
+    if certificate.open().is_empty() {
+        let plan = plan.display();
+        text += &format!("{plan}: certified: every rank computes the step of the model\n");
     }
-    let plan = plan.display();
-    text += &match names.is_empty() {
-        true => format!("{plan}: certified: every rank computes the step of the model\n"),
-        false => format!("{plan}: not certified: nothing is known of {}\n", names.join(", ")),
-    };
     text
 }
 

@@ -1,13 +1,15 @@
 //! The plan that a graph is lowered to which passes made before, for the certificate of that plan.
 
 use super::saving::Saving;
-use super::{Compilation, Request, Setup};
+use super::{Compilation, Made, Request, Setup};
 use crate::config::Config;
 use crate::diagnostics::Report;
+use crate::weights::Weights;
 use frit_ir::Graph;
 use frit_ir::plan::{Arena, BufferId, Plan};
 use frit_passes::PassContext;
 use frit_passes::offload::Offload;
+use frit_runtime::plan_dir::digest;
 
 /// A graph after all passes, and what lowering it takes besides.
 #[derive(Debug)]
@@ -23,25 +25,33 @@ pub struct Passed<'a> {
     pub plan: &'a Plan,
 }
 
-/// The plan of a model, and of the evaluation beside its training, without machine code.
+/// The plan of a model with these weights, and of the evaluation beside its training, without machine code. Of parameters and constants it
+/// has the digests of the values that are stored with it.
 ///
 /// # Errors
 /// If the graphs cannot be lowered with this configuration.
 pub fn lowered(
     request: &Request,
     config: &Config,
+    weights: &Weights,
     passed: Passed,
     evaluation: Option<Passed>,
 ) -> Result<(Plan, Option<Plan>), Report> {
     let request = &Request { without_code: true, ..request.clone() };
     let setup = Setup::new(request, config)?;
-    let mut plan = one(&setup, passed, None)?;
+    let mut plan = one(&setup, weights, passed, None)?;
     setup.order_data(&mut plan);
-    let evaluation = evaluation.map(|passed| one(&setup, passed, Some(&plan))).transpose()?;
+    let evaluation = evaluation.map(|passed| one(&setup, weights, passed, Some(&plan)));
+    let evaluation = evaluation.transpose()?;
     Ok((plan, evaluation))
 }
 
-fn one(setup: &Setup, passed: Passed, trained: Option<&Plan>) -> Result<Plan, Report> {
+fn one(
+    setup: &Setup,
+    weights: &Weights,
+    passed: Passed,
+    trained: Option<&Plan>,
+) -> Result<Plan, Report> {
     let Passed { graph, context, loss_elements, plan } = passed;
     let saving = Saving { offload: offload(trained.unwrap_or(plan)), ..Saving::default() };
     let compilation = Compilation {
@@ -51,7 +61,18 @@ fn one(setup: &Setup, passed: Passed, trained: Option<&Plan>) -> Result<Plan, Re
         trained,
         ..Compilation::new(setup, graph.clone())
     };
-    Ok(compilation.generate(compilation.arrange()?)?.plan)
+    let Made { plan: mut made, constants, .. } = compilation.generate(compilation.arrange()?)?;
+    // A plan may be without the values of parameters.
+    if plan.params.iter().any(|param| param.digest.is_some()) {
+        for param in &mut made.params {
+            param.digest = weights.get(&param.name).map(|weight| digest(weight.bytes()));
+        }
+    }
+    for constant in &mut made.constants {
+        let value = constants.iter().find(|(name, _)| *name == constant.name);
+        constant.digest = value.map(|(_, value)| digest(&value.to_bytes()));
+    }
+    Ok(made)
 }
 
 /// What a plan keeps in host memory.

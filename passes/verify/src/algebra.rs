@@ -11,11 +11,14 @@ use crate::term::{Algebra, Function, Number, Term, TermId, Terms};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// What is below this, or masks with it, excludes: e to its power is 0 in f32.
+/// A mask of this or less excludes: e to its power is 0 in f32.
 const EXCLUDED: f64 = -1e4;
 
+/// The sum of this and a score is this: −∞ does as well.
+pub(crate) const LOWEST: f64 = -1e30;
+
 /// What is left of terms that cancel is smaller than this, relatively.
-const CANCELS: f64 = 5e-6;
+const CANCELS: f64 = 1e-12;
 
 const LITERAL: &str = "literal";
 
@@ -331,8 +334,12 @@ impl Terms {
             Term::Sum(parts, constant) => (parts.to_vec(), constant.value()),
             _ => (vec![(a, Number::ONE)], 0.0),
         };
-        if constant <= EXCLUDED {
+        if constant <= EXCLUDED && (parts.is_empty() || constant == f64::NEG_INFINITY) {
             return self.constant(0.0);
+        }
+        // A factor that is no number in f64: nothing is taken out.
+        if !constant.exp().is_normal() {
+            return self.apply("exp", &[a]);
         }
         let mut factors = vec![];
         for (part, factor) in parts {
@@ -365,12 +372,18 @@ impl Terms {
         };
         let mut parts = vec![];
         for (factor, exponent) in factors {
-            let log = match self.get(factor).clone() {
+            // Even powers are also those of negative numbers.
+            let is_even = exponent.value() % 2.0 == 0.0;
+            let (log, exponent) = match self.get(factor).clone() {
                 Term::Number(_) => continue,
-                Term::Apply(f, operands) if f.name == "exp" => operands[0],
-                _ => self.apply("log", &[factor]),
+                Term::Apply(f, operands) if f.name == "exp" => (operands[0], exponent.value()),
+                _ if is_even && !self.all_positive(&[(factor, exponent)]) => {
+                    let power = self.power(factor, exponent.value());
+                    (self.apply("log", &[power]), 1.0)
+                }
+                _ => (self.apply("log", &[factor]), exponent.value()),
             };
-            parts.push((log, exponent.value()));
+            parts.push((log, exponent));
         }
         self.sum(&parts, content.ln())
     }
@@ -401,7 +414,7 @@ impl Terms {
         if self.algebra != Algebra::Bits && (excluded(self, a) || excluded(self, b)) {
             let lowest = self.constant(f64::NEG_INFINITY);
             let low = |t: &Terms, x: TermId| {
-                if excluded(t, x) && t.as_number(x).is_some_and(|x| x < 0.0) { lowest } else { x }
+                if t.as_number(x).is_some_and(|x| x <= LOWEST) { lowest } else { x }
             };
             let (a, b) = (low(self, a), low(self, b));
             return self.apply("select", &[condition, a, b]);

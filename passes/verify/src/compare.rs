@@ -7,8 +7,8 @@ use crate::unstated::Unstated;
 use frit_ir::interpret::leaf_key;
 use frit_ir::ops::{ReduceKind, StateName};
 use frit_ir::sharding::sharded_values;
-use frit_ir::{Graph, Op, Origin, Output, OutputKind, ValueId};
-use std::collections::{BTreeMap, HashMap};
+use frit_ir::{Graph, Node, Op, Origin, Output, OutputKind, Region, ValueId};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// An output that two graphs compute differently, or that cannot be shown to be the same.
 #[derive(Clone, Debug)]
@@ -61,14 +61,45 @@ impl Comparer {
         Comparer { terms: Terms::of(Algebra::Bits) }
     }
 
-    /// Compares the outputs of two graphs: those of the second must be those of the first, by name and kind. Outputs of
-    /// kind `Result` may be missing. Returns the differences.
+    /// Compares the outputs of two graphs: those of the second must be those of the first, by name and kind, and what is carried on must be
+    /// computed in the same part of a step. Returns the differences.
     pub fn compare(&mut self, before: &Graph, after: &Graph, ranks: Ranks) -> Vec<Difference> {
+        let mut found = self.compare_stated(before, after, ranks);
+        let keys: BTreeSet<String> = after.outputs.iter().map(|o| key_of(after, o)).collect();
+        for output in before.outputs.iter().filter(|o| o.kind == OutputKind::Result) {
+            let key = key_of(before, output);
+            if !keys.contains(&key) {
+                let origin = before.def(output.value).origin.clone();
+                found.push(Difference {
+                    output: key,
+                    origin,
+                    what: "the output is missing".into(),
+                });
+            }
+        }
+        found
+    }
+
+    /// The same with what is stated of a graph, which need not have all outputs of kind `Result`.
+    pub fn compare_stated(
+        &mut self,
+        before: &Graph,
+        after: &Graph,
+        ranks: Ranks,
+    ) -> Vec<Difference> {
         let t = &mut self.terms;
         let first = Reading::new(t, before, ranks);
         let expected = outputs(before, &first);
         let second = Reading::new(t, after, ranks);
-        differences(t, &expected, &outputs(after, &second))
+        let mut found = differences(t, &expected, &outputs(after, &second));
+        found.extend(of_another_part(before, after));
+        found
+    }
+
+    /// The same comparer for graphs of which gradients are still to be taken, or not: what passes them on, or does not, must then stay.
+    pub fn before_gradients(&mut self, before_gradients: bool) -> &mut Comparer {
+        self.terms.before_gradients = before_gradients;
+        self
     }
 
     /// Compares the step of one rank with that of all. Expected is that gradients are the means over ranks
@@ -92,6 +123,7 @@ impl Comparer {
         let second = Reading::new(t, after, ranks);
         let mut found = differences(t, &expected, &outputs(after, &second));
         found.extend(placement(after));
+        found.extend(of_another_part(before, after));
         found
     }
 }
@@ -120,6 +152,30 @@ fn differences(t: &Terms, expected: &Outputs, found: &Outputs) -> Vec<Difference
         }
     }
     differences
+}
+
+/// What is carried on by each micro-step in one graph, and by the update of a step in the other. Where a leaf is kept as it is, it does
+/// not matter.
+fn of_another_part(before: &Graph, after: &Graph) -> Vec<Difference> {
+    let carries = |graph: &Graph| -> BTreeMap<String, (bool, Origin)> {
+        let carries = graph.outputs.iter().filter(|o| matches!(o.kind, OutputKind::Carry(_)));
+        let computed = carries.map(|o| (key_of(graph, o), graph.def(o.value)));
+        let computed = computed.filter(|(_, node)| !node.op.is_leaf());
+        let part = |node: &Node| (node.region == Region::Update, node.origin.clone());
+        computed.map(|(key, node)| (key, part(node))).collect()
+    };
+    let expected = carries(before);
+    let mut found = vec![];
+    for (output, (by_update, origin)) in carries(after) {
+        if expected.get(&output).is_some_and(|(other, _)| *other != by_update) {
+            let what = match by_update {
+                true => "the update of a step replaces it, not each micro-step".into(),
+                false => "each micro-step replaces it, not the update of a step".into(),
+            };
+            found.push(Difference { output, origin, what });
+        }
+    }
+    found
 }
 
 /// The outputs of a graph by a key that does not depend on the numbers of its values.

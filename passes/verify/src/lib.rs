@@ -18,6 +18,8 @@ pub mod step;
 mod steps;
 mod substitute;
 mod term;
+#[cfg(test)]
+mod tests;
 mod truth;
 mod unstated;
 

@@ -6,7 +6,7 @@ use crate::lemmas::{self, Operand};
 use crate::steps::Steps;
 use crate::term::{Algebra, Term, TermId, Terms};
 use frit_ir::interpret::{Options, eval_op, leaf_key};
-use frit_ir::ops::{AllReduce, Cast, Constant, Fusion, ReduceKind, State, StateName};
+use frit_ir::ops::{AllReduce, Cast, Constant, Fusion, Param, ReduceKind, State, StateName};
 use frit_ir::sharding::sharded_values;
 use frit_ir::{DType, Graph, Node, Op, Region, Tensor, ValueId};
 use std::collections::HashMap;
@@ -244,15 +244,8 @@ impl Reading {
 
     /// The element of a leaf: of each rank its own, if ranks differ.
     fn leaf(&self, t: &mut Terms, graph: &Graph, node: &Node) -> TermId {
-        let name = leaf_key(&node.op).unwrap_or_default();
-        let key = match &node.op {
-            Op::Hyper(hyper) => format!("hyper {name} = {}", hyper.default),
-            Op::State(state) if t.algebra == Algebra::Bits => {
-                format!("state {name}: {} = {}", graph.ty(node.outputs[0]).dtype, state.init)
-            }
-            Op::State(state) => format!("state {name} = {}", state.init),
-            op => format!("{} {name}", op.name()),
-        };
+        let dtype = graph.ty(node.outputs[0]).dtype;
+        let key = key_of_leaf(t.algebra, &node.op, dtype);
         let leaf = t.leaf(&key);
         let ty = graph.ty(node.outputs[0]);
         let axes = t.axes(ty.shape.dims());
@@ -275,6 +268,9 @@ impl Reading {
             // A parameter is read as the model has it, whatever it is held in.
             Op::Param(param) if t.algebra == Algebra::Bits => {
                 t.operation(&Op::Cast(Cast { to: ty.dtype }), &[param.ty.dtype], &[element])
+            }
+            Op::Param(param) if t.algebra == Algebra::Rounded && dtype != param.ty.dtype => {
+                lemmas::rounded(t, element, dtype)
             }
             _ => element,
         }
@@ -306,6 +302,23 @@ impl Reading {
             inner.steps.hand_on(output.value, &mut self.steps, *result);
         }
         body.outputs.iter().map(|o| inner.of(o.value)).collect()
+    }
+}
+
+/// What names a leaf: all that it is, but for where and in which dtype it is stored.
+pub(crate) fn key_of_leaf(algebra: Algebra, op: &Op, dtype: DType) -> String {
+    let name = leaf_key(op).unwrap_or_default();
+    match op {
+        Op::Input(_) => format!("input {name}: {dtype}"),
+        Op::Param(Param { kind, ty, init, .. }) => {
+            format!("{kind:?} {name}: {} = {init:?}", ty.dtype)
+        }
+        Op::Hyper(hyper) => format!("hyper {name} = {}", hyper.default),
+        Op::State(state) if algebra == Algebra::Bits => {
+            format!("state {name}: {dtype} = {}", state.init)
+        }
+        Op::State(state) => format!("state {name} = {}", state.init),
+        op => format!("{} {name}", op.name()),
     }
 }
 

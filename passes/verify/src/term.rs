@@ -106,6 +106,8 @@ impl Coloring {
 #[derive(Default)]
 pub(crate) struct Terms {
     pub(crate) algebra: Algebra,
+    /// Whether gradients are still to be taken: what passes them on, or does not, is a function without laws.
+    pub(crate) before_gradients: bool,
     terms: Vec<Term>,
     term_ids: FxHashMap<Term, TermId>,
     /// A hash of each term that does not depend on the names of variables.
@@ -139,18 +141,18 @@ pub(crate) struct Terms {
     pub(crate) next_fresh: u32,
 }
 
-/// Scalars of two graphs that differ by less, relatively, are the same: constants are rounded to f32.
-const SAME_NUMBER: f64 = 2e-6;
+/// Numbers that differ by less, relatively, are the same: those that are computed in f64 in another order.
+const SAME_NUMBER: f64 = 1e-12;
 
-/// The relative rounding error of bf16.
-const ROUNDED: f64 = 1.0 / 256.0;
+/// Whole numbers up to this are told from all others by less than half of their distance.
+const LARGEST_WHOLE: f64 = 1e9;
 
 impl Terms {
     pub(crate) fn of(algebra: Algebra) -> Terms {
         Terms { algebra, ..Terms::default() }
     }
 
-    /// The number, or one that differs by less than rounding and was seen before.
+    /// The number, or one that was seen before and differs by what f64 rounds.
     pub(crate) fn number(&mut self, x: f64) -> Number {
         if x == 0.0 {
             return Number::ZERO;
@@ -159,29 +161,34 @@ impl Terms {
             return Number(x.to_bits());
         }
         let whole = x.round();
-        let is_whole = whole != 0.0 && (x - whole).abs() <= SAME_NUMBER * whole.abs();
+        let is_whole = whole != 0.0
+            && whole.abs() < LARGEST_WHOLE
+            && (x - whole).abs() <= SAME_NUMBER * whole.abs();
         let x = if is_whole { whole } else { x };
         let key = x.abs().to_bits();
         let near = |k: &u64| (f64::from_bits(*k) - x.abs()).abs() <= SAME_NUMBER * x.abs();
         let below = self.numbers.range(..=key).next_back().map(|(k, ())| *k).filter(near);
         let above = self.numbers.range(key..).next().map(|(k, ())| *k).filter(near);
-        let exact = if x.abs().fract() == 0.0 && x.abs() < 1e6 { Some(key) } else { None };
+        let exact = (x.fract() == 0.0).then_some(key);
         let found = exact.or(below).or(above).unwrap_or(key);
         self.numbers.insert(found, ());
         Number(f64::from_bits(found).copysign(x).to_bits())
     }
 
-    /// The number that was seen before of which this is the rounding to a narrow dtype, or the number itself.
-    pub(crate) fn unrounded(&self, x: f64) -> f64 {
+    /// The number that was seen before which a constant of this dtype is the rounding of, the nearest if there are several, or the
+    /// constant itself.
+    pub(crate) fn unrounded(&self, x: f64, dtype: DType) -> f64 {
         let size = x.abs();
-        let (low, high) = (size * (1.0 - ROUNDED), size * (1.0 + ROUNDED));
-        if !x.is_finite() || self.numbers.contains_key(&size.to_bits()) {
+        if !x.is_finite() || !dtype.is_float() || self.numbers.contains_key(&size.to_bits()) {
             return x;
         }
+        let error = if dtype.is_low_precision() { 1.0 / 128.0 } else { 1e-6 };
+        let (low, high) = (size * (1.0 - error), size * (1.0 + error));
         let near =
             self.numbers.range(low.to_bits()..=high.to_bits()).map(|(k, ())| f64::from_bits(*k));
+        let rounds = near.filter(|y| dtype.round(*y) == size);
         let distance = |y: &f64| (y - size).abs();
-        let nearest = near.min_by(|a, b| distance(a).total_cmp(&distance(b)));
+        let nearest = rounds.min_by(|a, b| distance(a).total_cmp(&distance(b)));
         nearest.unwrap_or(size).copysign(x)
     }
 

@@ -5,9 +5,8 @@ mod weights;
 mod write;
 
 pub use error::PlanDirError;
+pub use weights::digest;
 pub use write::{Contents, Part, Reference, References, Stored, Value};
-
-pub(crate) use weights::digest;
 
 use crate::{RunError, init};
 use frit_ir::ops::Init;

@@ -20,7 +20,7 @@ use std::sync::{Mutex, PoisonError};
 const CHUNK: usize = 8 << 20;
 
 /// The digest of a tensor's little-endian elements, in hexadecimal.
-pub(crate) fn digest(bytes: &[u8]) -> String {
+pub fn digest(bytes: &[u8]) -> String {
     let mut parts = vec![[0; 32]; bytes.len().div_ceil(CHUNK)];
     let hash = |chunk: &[u8], part: &mut [u8; 32]| *part = Sha256::digest(chunk).into();
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get);

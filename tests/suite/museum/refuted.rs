@@ -94,7 +94,7 @@ pub(super) fn wrong_pass(setup: &Setup, pass: &str, edit: &str) -> Made {
     let mut trace = After { pass, graphs: vec![] };
     compile(&request, &config, &mut trace).map_err(|e| trial::said(&e))?;
     let first = imported(&request, &config).map_err(|e| trial::said(&e))?.graph;
-    let mut checker = Checker::new(first.into(), &config);
+    let mut checker = Checker::new(first.into(), &config).of_training();
     let (last, before) = trace.graphs.split_last().ok_or("no pass")?;
     assert_eq!(last.0, pass, "no such pass");
     for (name, graph) in before {

@@ -1,5 +1,6 @@
 //! Constants: as numbers and arithmetic of indices where they are regular, else as leaves.
 
+use crate::algebra::LOWEST;
 use crate::index::Ix;
 use crate::term::{Algebra, Term, TermId, Terms};
 use frit_ir::{DType, Tensor};
@@ -7,16 +8,13 @@ use frit_ir::{DType, Tensor};
 /// More elements are not searched for a pattern.
 const SEARCHED: usize = 1 << 24;
 
-/// The sum of this and a score is this: −∞ does as well.
-const LOWEST: f64 = -1e30;
-
 /// The element of a constant over its axes.
 pub(crate) fn constant(t: &mut Terms, tensor: &Tensor) -> TermId {
     if t.algebra == Algebra::Bits {
         return of_bits(t, tensor);
     }
     if let Some(x) = tensor.as_splat() {
-        let x = if tensor.dtype().is_low_precision() { t.unrounded(x) } else { x };
+        let x = t.unrounded(x, tensor.dtype());
         return t.constant(x);
     }
     let sizes = tensor.shape().dims().to_vec();
@@ -205,21 +203,17 @@ fn band(t: &mut Terms, sizes: &[usize], axes: &[Ix], values: &[f64]) -> Option<T
     Some(t.select(both, a, b))
 }
 
-/// A leaf for these elements: one that was seen before, if they differ by no more than rounding.
+/// A leaf for these elements: one that was seen before, if they are the same or the rounding of its elements.
 fn leaf(t: &mut Terms, dtype: DType, sizes: &[usize], values: Vec<f64>, axes: &[Ix]) -> TermId {
     let known = t.constants.entry(sizes.to_vec()).or_default();
-    let near = |a: f64, b: f64, wide: f64| {
-        a == b || (a - b).abs() <= wide * a.abs().max(b.abs()) || (a.is_nan() && b.is_nan())
-    };
+    let is_rounding = |a: f64, b: f64| a == b || dtype.round(a) == b || (a.is_nan() && b.is_nan());
     let bits = t.algebra == Algebra::Bits;
-    let found = known.iter().find(|(seen, _)| {
-        if bits {
+    let found = known.iter().find(|(seen, _)| match bits || !dtype.is_float() {
+        true => {
             let bits = |values: &[f64]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            return bits(&seen.to_f64s()) == bits(&values);
+            bits(&seen.to_f64s()) == bits(&values)
         }
-        let coarse = seen.dtype().is_low_precision() || dtype.is_low_precision();
-        let wide = if coarse { 1.0 / 128.0 } else { 2e-6 };
-        seen.to_f64s().iter().zip(&values).all(|(a, b)| near(*a, *b, wide))
+        false => seen.to_f64s().iter().zip(&values).all(|(a, b)| is_rounding(*a, *b)),
     });
     let leaf = match found {
         Some((_, leaf)) => *leaf,

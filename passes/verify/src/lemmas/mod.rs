@@ -15,7 +15,7 @@ mod tests;
 
 use crate::index::{Ix, Kind, Var};
 use crate::term::{Algebra, TermId, Terms};
-use frit_ir::ops::{Linear, ReduceFn};
+use frit_ir::ops::{Linear, ReduceFn, UnaryFn};
 use frit_ir::{DType, Op, Tensor, TensorType};
 use rustc_hash::{FxHashMap, FxHasher};
 use std::hash::{Hash, Hasher};
@@ -82,6 +82,9 @@ pub(crate) fn results(
     operands: &[Operand],
     types: &[&TensorType],
 ) -> Vec<TermId> {
+    if t.before_gradients && is_of_gradients(op) {
+        return layout::opaque(t, op, operands, types);
+    }
     // Values may be large, and operations on them are rare.
     if operands.iter().any(|x| x.value.is_some()) {
         return new_results(t, op, operands, types);
@@ -129,6 +132,11 @@ fn new_results(t: &mut Terms, op: &Op, operands: &[Operand], types: &[&TensorTyp
     exact.into_iter().zip(types).map(|(term, ty)| rounding::rounded(t, term, ty.dtype)).collect()
 }
 
+/// Whether an operation says what gradients are.
+fn is_of_gradients(op: &Op) -> bool {
+    matches!(op, Op::CustomGradient(_) | Op::Unary(UnaryFn::Detach))
+}
+
 /// The results before they are rounded to their dtypes.
 fn exact(t: &mut Terms, op: &Op, operands: &[Operand], types: &[&TensorType]) -> Vec<TermId> {
     let one = |term: TermId| vec![term];
@@ -136,7 +144,7 @@ fn exact(t: &mut Terms, op: &Op, operands: &[Operand], types: &[&TensorType]) ->
     match op {
         Op::Cast(cast) => one(elementwise::cast(t, &operands[0], cast.to)),
         Op::Unary(f) => one(elementwise::unary(t, *f, operands[0].term)),
-        Op::Predicate(_) => one(t.constant(0.0)),
+        Op::Predicate(f) => one(t.apply(f.name(), &[operands[0].term])),
         Op::Clip(clip) => one(elementwise::clip(t, clip, operands[0].term)),
         Op::Binary(f) => {
             let [a, b] = [0, 1].map(|k| operands[k].broadcast(t, &axes));
