@@ -1,13 +1,13 @@
 //! Scaled dot-product attention and its gradient, by definition.
 //!
 //! Keys excluded by their position (causal, window) are skipped; a masked key has the score −∞ and therefore
-//! weight 0.
+//! weight 0. Low scores are rounded to the type of the statistics, as where a low number is added in the parts.
 
 use super::call::{Call, broadcast_places};
 use super::softmax::log_sum_exp;
 use super::{EvalError, Evaluate, Evaluated};
-use crate::ops::attention::{Dims, Sight};
-use crate::ops::{Attention, AttentionGrad};
+use crate::ops::attention::{COARSE, Dims, FILLED, Sight};
+use crate::ops::{Attention, AttentionGrad, statistics_dtype};
 use crate::{DType, Shape};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -17,6 +17,8 @@ struct Scores<'a> {
     dims: Dims,
     scale: f64,
     sight: Sight,
+    /// Type of the statistics, to which low scores are rounded.
+    dtype: DType,
     q: Cow<'a, [f64]>,
     k: Cow<'a, [f64]>,
     /// Addend of each score; empty without a mask.
@@ -44,7 +46,8 @@ impl<'a> Scores<'a> {
             broadcast_places(m.shape(), &full).into_iter().map(|p| added(values[p])).collect()
         });
         let (q, k) = (call.floats(first), call.floats(first + 1));
-        Ok(Scores { dims: d, scale, sight, q, k, mask })
+        let dtype = if call.exact { DType::F64 } else { statistics_dtype(ty(0).dtype) };
+        Ok(Scores { dims: d, scale, sight, dtype, q, k, mask })
     }
 
     /// The keys that query row `row` (of `B·H·T`) attends to.
@@ -61,7 +64,8 @@ impl<'a> Scores<'a> {
             .map(|j| {
                 let key = &self.k[(first + j) * d.d..(first + j + 1) * d.d];
                 let dot: f64 = query.iter().zip(key).map(|(q, k)| q * k).sum();
-                dot * self.scale + self.mask.as_ref().map_or(0.0, |m| m[row * d.s + j])
+                let score = dot * self.scale + self.mask.as_ref().map_or(0.0, |m| m[row * d.s + j]);
+                if score < COARSE { self.dtype.round(score) } else { score }
             })
             .collect()
     }
@@ -122,10 +126,13 @@ impl Evaluate for AttentionGrad {
             }
             let (dy, y) = (&dy[row * d.e..(row + 1) * d.e], &y[row * d.e..(row + 1) * d.e]);
             let delta = dot(dy, y);
-            for (j, s) in scores.keys(row).zip(scores.row(row)) {
+            let weights: Vec<f64> = scores.row(row).iter().map(|s| (s - lse[row]).exp()).collect();
+            let total = if lse[row] < COARSE { weights.iter().sum() } else { 1.0 };
+            for (j, weight) in scores.keys(row).zip(weights) {
                 let key = scores.first_key(row) + j;
-                let p = (s - lse[row]).exp();
-                let ds = p * (dot(dy, &v[key * d.e..(key + 1) * d.e]) - delta);
+                let p = weight / total;
+                let dp = dot(dy, &v[key * d.e..(key + 1) * d.e]);
+                let ds = if lse[row] == FILLED { 0.0 } else { p * (dp - delta) };
                 if let Some(&place) = mask_places.get(row * d.s + j) {
                     dmask[place] += ds;
                 }

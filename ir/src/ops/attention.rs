@@ -12,11 +12,21 @@ use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
+/// Added to a score, this is the score: a mask has it where scores were replaced by a low number, such as −1e9. Their
+/// order, and the weight of 1/n of each in a row of n such scores, do not depend on the number; no gradient passes to
+/// the replaced scores. It absorbs scores even in f64, bf16 has it, and no exporter adds it.
+pub const FILLED: f64 = -1.267_650_600_228_229_4e30; // -2^100
+
+/// Below this, an `lse` of f32 may be so coarse that the exponentials of s − `lse` do not add up to 1 within 2e-6: the
+/// gradient divides them by their sum.
+pub const COARSE: f64 = -64.0;
+
 /// `(q[B,H,T,D], k[B,G,S,D], v[B,G,S,E][, mask])` → `(y[B,H,T,E], lse[B,H,T])`.
 ///
 /// The mask broadcasts to `[B,H,T,S]`: a bool mask keeps where true, a float mask is added to the
 /// scores. `lse` is the log of the sum of exponentials of the scaled, masked scores. A row with every
-/// key masked gives `y` = 0 and `lse` = −inf.
+/// key masked by a bool, or by −inf, gives `y` = 0 and `lse` = −inf. In a row with every key masked by a low
+/// number, the keys of the greatest sum have the weight, and sums are f32: −1e9 absorbs usual scores.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attention {
@@ -68,7 +78,8 @@ impl Operation for Attention {
 }
 
 /// `(dy, q, k, v, y, lse[, mask])` → `(dq, dk, dv[, dmask])`; `dmask` has the shape of the mask, in the
-/// dtype of the statistics.
+/// dtype of the statistics. Weights are the exponentials of s − `lse`, divided by their sum where `lse` is below
+/// [`COARSE`]. Scores of a row whose `lse` is [`FILLED`] have no gradient.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionGrad {

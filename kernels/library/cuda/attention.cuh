@@ -3,7 +3,8 @@
 // To be defined: T (f16 or bf16); HEAD and VALUE, the sizes of a query and of a value, and D and E, the same rounded up
 // to 16, filled with zeros; the parameters of the Layout of each operand and result; CAUSAL (0 or 1); WINDOW, the keys
 // on either side visible to a query, counting itself, or 0 for all; MASK (NO_MASK, ADDED or KEPT) with elements MASK_T;
-// FOLDED, whether scores are scaled inside the exponent (scale > 0 and no mask).
+// FOLDED, whether scores are scaled inside the exponent (scale > 0 and no mask); COARSE and FILLED of the operation, if
+// a mask is added.
 
 #include "tensor_cores.cuh"
 #include "sight.cuh"
@@ -166,6 +167,24 @@ __device__ __forceinline__ f32 weight(f32 dot, f32 lse, f32 scale, const MASK_T*
     f32 s = score(dot, scale, mask);
     if (FOLDED) return exp2_fast(fmaf(s, scale * LOG2_E, -lse * LOG2_E));
     return exp2_fast((s - lse) * LOG2_E);
+}
+
+// Whether weights of a row must be divided by their sum, as its lse is coarse.
+__device__ __forceinline__ bool is_coarse(f32 lse) {
+#if MASK == ADDED
+    return lse < COARSE;
+#else
+    return false;
+#endif
+}
+
+// Whether every score of a row was replaced by a number that a mask adds, and so has no gradient.
+__device__ __forceinline__ bool is_filled(f32 lse) {
+#if MASK == ADDED
+    return lse == f32(FILLED);
+#else
+    return false;
+#endif
 }
 
 // The lse of a row for `weight`: rows without a key have zero weights.

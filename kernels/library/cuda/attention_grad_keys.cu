@@ -24,14 +24,15 @@ const int BLOCK = WARPS * ROWS * 16;
 // dk and dv of BLOCK keys of one key head, over tiles of TILE queries; the next tile is loaded meanwhile.
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* v, const f32* lse,
-                    const f32* delta, const MASK_T* mask, Shape shape, f32 scale) {
+                    const f32* delta, const f32* factors, const MASK_T* mask, Shape shape, f32 scale) {
     DYNAMIC_SHARED(shared);
     T* k_tile = reinterpret_cast<T*>(shared);
     T* v_tile = k_tile + BLOCK * (D + PAD);
     T* q_tiles = v_tile + (WANT_K ? BLOCK * (E + PAD) : 0);
     T* dy_tiles = q_tiles + 2 * TILE * (D + PAD);
-    // The lse and the delta of a query, in the padding of its row.
+    // The lse and the factor of weights of a query, and its delta, in the padding of its rows.
     auto lse_of = [&](int row) { return reinterpret_cast<f32*>(q_tiles + row * (D + PAD) + D); };
+    auto factor_of = [&](int row) { return lse_of(row) + 1; };
     auto delta_of = [&](int row) { return reinterpret_cast<f32*>(dy_tiles + row * (E + PAD) + E); };
 
     int queries = int(shape.queries), keys = int(shape.keys);
@@ -64,6 +65,7 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
         for (int i = threadIdx.x; i < TILE; i += THREADS) {
             bool exists = query + i < queries;
             *lse_of(at + i) = row_lse(lse, row + i, exists);
+            if (MASK == ADDED) *factor_of(at + i) = exists ? factors[row + i] : 1;
             *delta_of(at + i) = exists ? delta[row + i] : 0;
         }
     };
@@ -125,6 +127,7 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
                         if (!hidden) place = (query + column) * mask_query + key * mask_key;
                     }
                     f32 w = weight(p[i][j][e], *lse_of(at + column), scale, mask_head + place);
+                    if (MASK == ADDED) w *= *factor_of(at + column);
                     p[i][j][e] = hidden ? 0 : w;
                 }
 #if WANT_V
@@ -138,8 +141,11 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
 #pragma unroll
             for (int j = 0; j < TILE / 8; j++)
 #pragma unroll
-                for (int e = 0; e < 4; e++)
-                    ds[i][j][e] = p[i][j][e] * (ds[i][j][e] - *delta_of(at + j * 8 + lane % 4 * 2 + e % 2));
+                for (int e = 0; e < 4; e++) {
+                    int row = at + j * 8 + lane % 4 * 2 + e % 2;
+                    f32& x = ds[i][j][e];
+                    x = is_filled(*lse_of(row)) ? 0 : p[i][j][e] * (x - *delta_of(row));
+                }
         accumulate<ROWS, TILE / 8, D>(dk_sum, ds, q_tile);
 #endif
     }

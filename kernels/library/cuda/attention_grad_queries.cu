@@ -4,6 +4,8 @@
 //
 // A block processes BLOCK queries of one head and recomputes their scores with all keys (Dao 2023). WARPS, ROWS and
 // TILE give the sizes of tiles.
+//
+// It also sums the weights of each row whose lse is coarse: `factors` are the inverse sums, and 1 for other rows.
 
 #include "attention.cuh"
 
@@ -18,7 +20,7 @@ const int BLOCK = WARPS * ROWS * 16;
 // dq of BLOCK queries of one head, over tiles of TILE keys; the next tile is loaded meanwhile.
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, const f32* lse,
-                       const f32* delta, const MASK_T* mask, Shape shape, f32 scale) {
+                       const f32* delta, f32* factors, const MASK_T* mask, Shape shape, f32 scale) {
     DYNAMIC_SHARED(shared);
     T* q_tile = reinterpret_cast<T*>(shared);
     T* dy_tile = q_tile + BLOCK * (D + PAD);
@@ -50,7 +52,7 @@ attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, c
         load_tile<V, TILE, VALUE, E, THREADS>(v_tiles + at * (E + PAD), v + key * V::ROW, keys - key, whole_v);
     };
 
-    f32 sum[ROWS][D / 8][4], row_l[ROWS][2], row_d[ROWS][2];
+    f32 sum[ROWS][D / 8][4], row_l[ROWS][2], row_d[ROWS][2], weights[ROWS][2];
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
 #pragma unroll
@@ -58,6 +60,7 @@ attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, c
             int row = i * 16 + half * 8 + lane / 4;
             row_l[i][half] = row_lse(lse, row0 + row, row < valid);
             row_d[i][half] = row < valid ? delta[row0 + row] : 0;
+            weights[i][half] = 0;
         }
 #pragma unroll
         for (int j = 0; j < D / 8; j++)
@@ -104,6 +107,7 @@ attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, c
                         }
                         f32 w = weight(p[i][j][half * 2 + e], row_l[i][half], scale,
                                        mask_row + column * mask_key);
+                        if (is_coarse(row_l[i][half])) weights[i][half] += w;
                         x = w * (x - row_d[i][half]);
                     }
             }
@@ -114,8 +118,21 @@ attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, c
 #pragma unroll
     for (int i = 0; i < ROWS; i++)
 #pragma unroll
-        for (int j = 0; j < D / 8; j++)
+        for (int half = 0; half < 2; half++) {
+            f32 factor = 1;
+#if MASK == ADDED
+            f32 total = weights[i][half];
+            total += __shfl_xor_sync(~0u, total, 1);
+            total += __shfl_xor_sync(~0u, total, 2);
+            if (is_coarse(row_l[i][half])) factor = 1 / total;
+            int row = i * 16 + half * 8 + lane / 4;
+            if (lane % 4 == 0 && row < valid) factors[row0 + row] = factor;
+#endif
+            if (is_filled(row_l[i][half])) factor = 0;
 #pragma unroll
-            for (int e = 0; e < 4; e++) sum[i][j][e] *= scale;
+            for (int j = 0; j < D / 8; j++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) sum[i][j][half * 2 + e] *= scale * factor;
+        }
     store_rows<Dq, ROWS, HEAD, D>(dq + Dq::at(batch, h, first + warp_row), sum, valid);
 }

@@ -13,7 +13,7 @@ struct Dense {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_mask_grad(Sum* dmask, const T* dy, const T* q, const T* k, const T* v, const Sum* lse,
-                    const Sum* delta, const MASK_T* mask, Shape shape, Sum scale, Dense dense, i64 batches) {
+                    const Sum* delta, const Sum* factors, const MASK_T* mask, Shape shape, Sum scale, Dense dense, i64 batches) {
     DYNAMIC_SHARED(shared);
     Sum* q_rows = reinterpret_cast<Sum*>(shared);
     Sum* dy_rows = q_rows + BLOCK * (HEAD + 1);
@@ -53,7 +53,8 @@ attention_mask_grad(Sum* dmask, const T* dy, const T* q, const T* k, const T* v,
                         Sum qk = dot<HEAD>(q_rows + at * (HEAD + 1), k_tile + lane * (HEAD + 1));
                         Sum dp = dot<VALUE>(dy_rows + at * (VALUE + 1), v_tile + lane * (VALUE + 1));
                         const MASK_T* added = mask + mask_place(shape, batch, h, query + at, key + lane);
-                        sum[r] += weight(qk, lse[row + at], scale, added) * (dp - delta[row + at]);
+                        Sum p = weight(qk, lse[row + at], scale, added) * factors[row + at];
+                        if (!is_filled(lse[row + at])) sum[r] += p * (dp - delta[row + at]);
                     }
                 }
 

@@ -2,7 +2,7 @@
 //
 // To be defined: T, the elements; HEAD and VALUE, the sizes of a query and of a value; CAUSAL (0 or 1); WINDOW, the
 // keys on either side visible to a query, counting itself, or 0 for all; MASK (NO_MASK, ADDED or KEPT) with elements
-// MASK_T; R, the rows of a warp.
+// MASK_T; R, the rows of a warp; COARSE and FILLED of the operation, if a mask is added.
 //
 // A block of four warps holds 4·R rows of one side in shared memory and iterates over tiles of 32 rows of the other,
 // one per lane; a row of sums is distributed over the lanes. Everything is computed in the wide type of T. Rows of
@@ -99,6 +99,24 @@ __device__ __forceinline__ Sum score(Sum dot, Sum scale, const MASK_T* mask) {
 // e^(s - lse) for a query and a key that exist; 0 in rows that have no key.
 __device__ __forceinline__ Sum weight(Sum dot, Sum lse, Sum scale, const MASK_T* mask) {
     return lse == -infinite() ? Sum(0) : exponential(score(dot, scale, mask) - lse);
+}
+
+// Whether weights of a row must be divided by their sum, as its lse is coarse.
+__device__ __forceinline__ bool is_coarse(Sum lse) {
+#if MASK == ADDED
+    return lse < COARSE && lse != -infinite();
+#else
+    return false;
+#endif
+}
+
+// Whether every score of a row was replaced by a number that a mask adds, and so has no gradient.
+__device__ __forceinline__ bool is_filled(Sum lse) {
+#if MASK == ADDED
+    return lse == Sum(FILLED);
+#else
+    return false;
+#endif
 }
 
 __device__ __forceinline__ bool is_hidden(const Shape& shape, i64 query, i64 key) {

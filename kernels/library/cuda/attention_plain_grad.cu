@@ -3,13 +3,14 @@
 //
 //   dv = pᵀ dy,  ds = p (dp - delta),  dq = scale · ds k,  dk = scale · dsᵀ q.
 //
-// Every sum is computed by one warp in a fixed order.
+// Every sum is computed by one warp in a fixed order. The kernel for queries also sums the weights of each row whose lse
+// is coarse: `factors` are the inverse sums, and 1 for other rows.
 
 #include "attention_plain.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_plain_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, const Sum* lse,
-                             const Sum* delta, const MASK_T* mask, Shape shape, Sum scale) {
+                             const Sum* delta, Sum* factors, const MASK_T* mask, Shape shape, Sum scale) {
     DYNAMIC_SHARED(shared);
     Sum* q_rows = reinterpret_cast<Sum*>(shared);
     Sum* dy_rows = q_rows + BLOCK * (HEAD + 1);
@@ -25,6 +26,7 @@ attention_plain_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T
     load_rows<BLOCK, VALUE>(dy_rows, dy + row0 * VALUE, shape.queries - first);
 
     Row<HEAD> sum[R] = {};
+    Sum weights[R] = {};
     i64 seen = end_of_keys(first + BLOCK - 1, shape.keys);
     for (i64 key = first_key(first) / TILE * TILE; key < seen; key += TILE) {
         __syncthreads();
@@ -39,7 +41,9 @@ attention_plain_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T
                 Sum qk = dot<HEAD>(q_rows + at * (HEAD + 1), k_tile + lane * (HEAD + 1));
                 Sum dp = dot<VALUE>(dy_rows + at * (VALUE + 1), v_tile + lane * (VALUE + 1));
                 const MASK_T* added = mask + mask_place(shape, batch, h, first + at, key + lane);
-                ds = weight(qk, lse[row0 + at], scale, added) * (dp - delta[row0 + at]);
+                Sum p = weight(qk, lse[row0 + at], scale, added);
+                weights[r] += p;
+                ds = p * (dp - delta[row0 + at]);
             }
             sum[r].add(ds, k_tile);
         }
@@ -47,13 +51,17 @@ attention_plain_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T
 #pragma unroll
     for (int r = 0; r < R; r++) {
         int at = warp * R + r;
-        if (first + at < shape.queries) sum[r].store(dq + (row0 + at) * HEAD, scale);
+        Sum total = MASK == ADDED ? warp_sum(weights[r]) : 1;
+        if (first + at >= shape.queries) continue;
+        Sum factor = is_coarse(lse[row0 + at]) ? 1 / total : 1;
+        if (MASK == ADDED && lane == 0) factors[row0 + at] = factor;
+        sum[r].store(dq + (row0 + at) * HEAD, is_filled(lse[row0 + at]) ? 0 : scale * factor);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_plain_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* v, const Sum* lse,
-                          const Sum* delta, const MASK_T* mask, Shape shape, Sum scale) {
+                          const Sum* delta, const Sum* factors, const MASK_T* mask, Shape shape, Sum scale) {
     DYNAMIC_SHARED(shared);
     Sum* k_rows = reinterpret_cast<Sum*>(shared);
     Sum* v_rows = k_rows + BLOCK * (HEAD + 1);
@@ -87,7 +95,8 @@ attention_plain_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, con
                     Sum dp = dot<VALUE>(v_rows + at * (VALUE + 1), dy_tile + lane * (VALUE + 1));
                     const MASK_T* added = mask + mask_place(shape, batch, h, query + lane, first + at);
                     p = weight(qk, lse[row + lane], scale, added);
-                    ds = p * (dp - delta[row + lane]);
+                    if (MASK == ADDED) p *= factors[row + lane];
+                    if (!is_filled(lse[row + lane])) ds = p * (dp - delta[row + lane]);
                 }
                 dv_sum[r].add(p, dy_tile);
                 dk_sum[r].add(ds, q_tile);

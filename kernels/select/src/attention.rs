@@ -8,7 +8,7 @@ pub(super) use cpu::cpu;
 use crate::assembler::Assembler;
 use crate::source::SourceKernel;
 use crate::source::c_type;
-use frit_ir::ops::attention::{Dims, Sight};
+use frit_ir::ops::attention::{COARSE, Dims, FILLED, Sight};
 use frit_ir::plan::{Argument, Pointer};
 use frit_ir::strided::{self, Strided};
 use frit_ir::{DType, Graph, Node, Op, Shape, TensorType};
@@ -188,7 +188,7 @@ impl<'a> Setting<'a> {
             Some((_, ty)) if ty.dtype == DType::Bool => ("KEPT", c_type(ty.dtype)?),
             Some((_, ty)) => ("ADDED", c_type(ty.dtype)?),
         };
-        let mut kernel = SourceKernel::new(file, entry)
+        let kernel = SourceKernel::new(file, entry)
             .define("T", c_type(self.element)?)
             .define("HEAD", self.dims.d)
             .define("VALUE", self.dims.e)
@@ -196,6 +196,10 @@ impl<'a> Setting<'a> {
             .define("WINDOW", self.sight.window.unwrap_or(0))
             .define("MASK", kind)
             .define("MASK_T", mask);
+        let mut kernel = match kind {
+            "ADDED" => kernel.define("COARSE", COARSE).define("FILLED", format!("{FILLED:e}")),
+            _ => kernel,
+        };
         kernel.block = WARPS as u32 * 32;
         Some(kernel)
     }
@@ -302,7 +306,12 @@ impl<'a> Setting<'a> {
                     .i64(self.dims.t),
             );
         }
-        let operands = [dy.at, self.q.at, self.k.at, self.v.at, lse, delta];
+        // Only an added mask can make statistics coarse; otherwise any pointer does.
+        let factors = match self.mask {
+            Some((_, ty)) if ty.dtype.is_float() => a.scratch(self.rows() * self.wide().size()),
+            _ => delta,
+        };
+        let operands = [dy.at, self.q.at, self.k.at, self.v.at, lse, delta, factors];
         if self.has_tensor_cores() {
             self.tiled_gradients(a, dy, d_qkv, operands)?;
         } else {
@@ -322,7 +331,7 @@ impl<'a> Setting<'a> {
         a: &mut Assembler<'_>,
         dy: View,
         [dq, dk, dv]: [View; 3],
-        operands: [Pointer; 6],
+        operands: [Pointer; 7],
     ) -> Option<()> {
         let (d, e) = self.padded();
         let largest = d.max(e);
@@ -330,6 +339,24 @@ impl<'a> Setting<'a> {
         let (row_d, row_e) = ((d + PAD) * size, (e + PAD) * size);
         // Each kernel stores rows of keys and values, or of queries and output gradients.
         let shared = |block: usize, tile: usize| (block + 2 * tile) * (row_d + row_e);
+        if self.rows() > 0 {
+            let (rows, most) = match largest {
+                ..=64 => (2, 32),
+                65..=128 => (1, 64),
+                _ => (1, 16),
+            };
+            let block = WARPS * rows * 16;
+            let tile = tile(most, |tile| shared(block, tile));
+            let kernel = self
+                .tiled("attention_grad_queries", "attention_grad_queries", rows)?
+                .define("TILE", tile)
+                .define("DY_LAYOUT", dy.layout())
+                .define("DQ_LAYOUT", dq.layout())
+                .shared(shared(block, tile))?
+                .grid(self.dims.b * self.dims.h * self.dims.t.div_ceil(block))?
+                .pointer(dq.at);
+            a.run(self.finish(operands.into_iter().fold(kernel, SourceKernel::pointer)));
+        }
         let keys = self.dims.b * self.dims.g * self.dims.s;
         if keys > 0 {
             // Masks also need registers; with large heads the accumulators of both gradients do not fit.
@@ -362,24 +389,6 @@ impl<'a> Setting<'a> {
                 a.run(self.finish(operands.into_iter().fold(kernel, SourceKernel::pointer)));
             }
         }
-        if self.rows() > 0 {
-            let (rows, most) = match largest {
-                ..=64 => (2, 32),
-                65..=128 => (1, 64),
-                _ => (1, 16),
-            };
-            let block = WARPS * rows * 16;
-            let tile = tile(most, |tile| shared(block, tile));
-            let kernel = self
-                .tiled("attention_grad_queries", "attention_grad_queries", rows)?
-                .define("TILE", tile)
-                .define("DY_LAYOUT", dy.layout())
-                .define("DQ_LAYOUT", dq.layout())
-                .shared(shared(block, tile))?
-                .grid(self.dims.b * self.dims.h * self.dims.t.div_ceil(block))?
-                .pointer(dq.at);
-            a.run(self.finish(operands.into_iter().fold(kernel, SourceKernel::pointer)));
-        }
         Some(())
     }
 
@@ -387,10 +396,19 @@ impl<'a> Setting<'a> {
         &self,
         a: &mut Assembler<'_>,
         results: [Pointer; 3],
-        operands: [Pointer; 6],
+        operands: [Pointer; 7],
     ) -> Option<()> {
         let (rows, block) = self.plain_rows();
         let (bytes, file) = (self.plain_shared(block), "attention_plain_grad");
+        if self.rows() > 0 {
+            let kernel = self
+                .kernel(file, "attention_plain_grad_queries")?
+                .define("R", rows)
+                .shared(bytes)?
+                .grid(self.dims.b * self.dims.h * self.dims.t.div_ceil(block))?
+                .pointer(results[0]);
+            a.run(self.finish(operands.into_iter().fold(kernel, SourceKernel::pointer)));
+        }
         if self.dims.b * self.dims.g * self.dims.s > 0 {
             let kernel = self
                 .kernel(file, "attention_plain_grad_keys")?
@@ -399,15 +417,6 @@ impl<'a> Setting<'a> {
                 .grid(self.dims.b * self.dims.g * self.dims.s.div_ceil(block))?
                 .pointer(results[1])
                 .pointer(results[2]);
-            a.run(self.finish(operands.into_iter().fold(kernel, SourceKernel::pointer)));
-        }
-        if self.rows() > 0 {
-            let kernel = self
-                .kernel(file, "attention_plain_grad_queries")?
-                .define("R", rows)
-                .shared(bytes)?
-                .grid(self.dims.b * self.dims.h * self.dims.t.div_ceil(block))?
-                .pointer(results[0]);
             a.run(self.finish(operands.into_iter().fold(kernel, SourceKernel::pointer)));
         }
         Some(())
@@ -422,7 +431,7 @@ impl<'a> Setting<'a> {
         &self,
         a: &mut Assembler<'_>,
         dmask: Pointer,
-        operands: [Pointer; 6],
+        operands: [Pointer; 7],
     ) -> Option<()> {
         let (rows, block) = self.plain_rows();
         let ty = self.types[3];

@@ -1,8 +1,9 @@
 //! Attention against its parts, and its gradient.
 
 use super::{assert_close, bools, eval, eval1, f64s, noise, numeric_gradient};
+use crate::ops::attention::FILLED;
 use crate::ops::{Attention, AttentionGrad, BinaryFn, MatMul, Softmax};
-use crate::{Op, Tensor};
+use crate::{DType, Op, Tensor};
 
 const SCALE: f64 = 0.7;
 
@@ -92,5 +93,52 @@ fn gradient_agrees_with_differences() {
             let expected = numeric_gradient(&forward(causal, window), &inputs, i, &dy);
             assert_close(&found.to_f64s(), &expected, 1e-8);
         }
+    }
+}
+
+/// The gradients of two queries of one head, with the second wholly masked by low numbers, from the weights that its
+/// keys then have.
+#[test]
+fn a_row_of_low_numbers_has_the_weights_of_its_parts() {
+    let (n, d) = (3, 2);
+    let third = 1.0 / 3.0;
+    for (low, weights) in [
+        ([-1e9; 3], [third; 3]),
+        ([-1e9, -2e9, -1e9], [0.5, 0.0, 0.5]),
+        ([f64::from(f32::MIN); 3], [third; 3]),
+        ([FILLED; 3], [third; 3]),
+    ] {
+        let f32s = |dims: &[usize], values: &[f64]| Tensor::floats(DType::F32, dims, values.into());
+        let q = f32s(&[1, 1, 2, d], &noise(1, 4));
+        let [k, v] = [2, 3].map(|seed| f32s(&[1, 1, n, d], &noise(seed, 6)));
+        let dy = f32s(&[1, 1, 2, d], &[0.0, 0.0, 0.75, -0.5]);
+        let mask = f32s(&[2, n], &[&[0.0, low[1], 0.0], &low[..]].concat());
+        let operands = [q.clone(), k.clone(), v.clone(), mask.clone()];
+        let [y, lse] = &eval(forward(false, None), &operands)[..] else { panic!("two results") };
+        let op = AttentionGrad { scale: SCALE, causal: false, window: None, mask_grad: true };
+        let operands = [&dy, &q, &k, &v, y, lse, &mask].map(Clone::clone);
+        let found = eval(Op::AttentionGrad(op), &operands);
+
+        let [q, k, v, dy] = [q, k, v, dy].map(|x| x.to_f64s());
+        let (q, dy) = (&q[d..], &dy[d..]);
+        let dot = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
+        let dp: Vec<f64> = v.chunks(d).map(|v| dot(v, dy)).collect();
+        let delta = dot(&weights, &dp);
+        let flows = f64::from(u8::from(low[0] != FILLED));
+        let ds: Vec<f64> = weights.iter().zip(&dp).map(|(p, x)| flows * p * (x - delta)).collect();
+        let outer = |a: &[f64], b: &[f64], by: f64| -> Vec<f64> {
+            a.iter().flat_map(|a| b.iter().map(move |b| by * a * b)).collect()
+        };
+        let row = |c: usize| ds.iter().zip(k.chunks(d)).map(|(s, k)| SCALE * s * k[c]).sum();
+        let dq = [0.0, 0.0, row(0), row(1)];
+        assert_close(
+            &y.to_f64s()[d..],
+            &[0, 1].map(|c| weights.iter().zip(v.chunks(d)).map(|(p, v)| p * v[c]).sum()),
+            1e-6,
+        );
+        assert_close(&found[0].to_f64s(), &dq, 1e-6);
+        assert_close(&found[1].to_f64s(), &outer(&ds, q, SCALE), 1e-6);
+        assert_close(&found[2].to_f64s(), &outer(&weights, dy, 1.0), 1e-6);
+        assert_close(&found[3].to_f64s()[n..], &ds, 1e-6);
     }
 }

@@ -1,11 +1,13 @@
 //! Selection for attention on the CPU; layout operations of the body become strides of the operands.
 
 use crate::routine::{Call, elem};
-use frit_ir::ops::attention::{Dims, Sight};
+use frit_ir::ops::attention::{COARSE, Dims, FILLED, Sight};
 use frit_ir::strided::{self, Strided};
 use frit_ir::{DType, Graph, Op, Shape, TensorType, ValueId};
 use frit_kernels::routine::Routine;
 use frit_kernels::routine::attention as cpu;
+
+const _: () = assert!(cpu::COARSE as f64 == COARSE && cpu::FILLED as f64 == FILLED);
 
 /// The routine of a body of one attention, or its gradient, and layout operations that strides express.
 pub(crate) fn cpu(body: &Graph) -> Option<Call> {

@@ -2,6 +2,7 @@
 
 use crate::check::{Body, body_of, check, check_body, check_launches, random, selected};
 use frit_ir::interpret::{Options, eval_op, run};
+use frit_ir::ops::attention::FILLED;
 use frit_ir::ops::{Attention, AttentionGrad, Concat, Reshape, Split, Transpose};
 use frit_ir::plan::{Candidate, Launch, Launches, Operation};
 use frit_ir::{DType, Op, Shape, Tensor, TensorType};
@@ -71,6 +72,15 @@ fn added(dtype: DType, shape: [usize; 4]) -> Tensor {
     Tensor::floats(dtype, shape, values)
 }
 
+/// A mask that hides some keys by a low number, and row 2 of head 0 entirely.
+fn low(dtype: DType, shape: [usize; 4], low: f64) -> Tensor {
+    let mut values = added(dtype, shape).to_f64s();
+    for x in values.iter_mut().filter(|x| x.is_infinite()) {
+        *x = low;
+    }
+    Tensor::floats(dtype, shape, values)
+}
+
 const SMALL: Sizes = Sizes { b: 2, h: 4, g: 2, t: 37, s: 70, d: 24, e: 20 };
 
 #[test]
@@ -111,6 +121,24 @@ fn masks_of_every_type() {
     }
     let keep = random(DType::Bool, &[2, 1, 1, 70], 6);
     both(DType::F16, SMALL, true, Some(keep), false, 4e-3);
+}
+
+/// Rows wholly masked by a number that absorbs their scores have equal weights; those of the operation's own number, no
+/// gradient of scores.
+#[test]
+fn rows_of_low_numbers() {
+    for value in [-1e9, f64::from(f32::MIN), FILLED] {
+        for dtype in [DType::F32, DType::BF16] {
+            both(DType::F16, SMALL, false, Some(low(dtype, [1, 4, 37, 70], value)), true, 4e-3);
+        }
+        both(DType::BF16, SMALL, true, Some(low(DType::F32, [1, 1, 37, 70], value)), false, 3e-2);
+        both(DType::F32, SMALL, false, Some(low(DType::F32, [1, 4, 37, 70], value)), true, 2e-5);
+        both(DType::F64, SMALL, true, Some(low(DType::F64, [2, 1, 37, 70], value)), true, 1e-9);
+        // Every row, and large heads with a kernel each for keys and values.
+        let n = Sizes { b: 1, h: 1, g: 1, t: 20, s: 40, d: 128, e: 72 };
+        let all = Tensor::splat(TensorType::new(DType::F32, [1, 1, 1, 40]), value);
+        both(DType::F16, n, false, Some(all), true, 4e-3);
+    }
 }
 
 #[test]

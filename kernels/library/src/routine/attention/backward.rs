@@ -231,7 +231,11 @@ impl Attention {
                 to_f32(elem.at(inputs.d_o, d_o_at), elem, d_o);
                 let d = softmax::dot(o, d_o);
                 let line = tile.line(parts.dp, row);
-                softmax::score_gradient(tile.line(parts.p, row), line, d);
+                if *lse.add(row) == softmax::FILLED {
+                    line.fill(0.0);
+                } else {
+                    softmax::score_gradient(tile.line(parts.p, row), line, d);
+                }
                 if let (Some(mask), false) = (&self.mask, outputs.d_mask.is_null()) {
                     softmax::add_to_mask(mask, outputs.d_mask, tile, row, &line[..tile.keys]);
                 }

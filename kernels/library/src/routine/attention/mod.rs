@@ -10,6 +10,8 @@ mod backward;
 mod forward;
 mod softmax;
 
+pub use softmax::{COARSE, FILLED};
+
 use crate::dtype::Elem;
 use crate::routine::gemm::{Gemm, Operand};
 use serde::{Deserialize, Serialize};

@@ -8,6 +8,13 @@ use crate::simd::vectorized;
 /// Independent partial results within a row.
 const LANES: usize = 16;
 
+/// Below this, `lse` may be so coarse that the exponentials of a row do not add up to 1: `frit_ir::ops::attention::COARSE`.
+pub const COARSE: f32 = -64.0;
+
+/// The `lse` of a row of which every score was replaced by a low number, and has no gradient:
+/// `frit_ir::ops::attention::FILLED`.
+pub const FILLED: f32 = -1.267_650_6e30;
+
 /// Elements of a mask that are widened to f32 at a time.
 const WIDENED: usize = 64;
 
@@ -105,8 +112,11 @@ pub(super) fn exponentials(scores: &mut [f32]) -> (f32, f32) {
 pub(super) fn probabilities(scores: &mut [f32], lse: f32) {
     if lse == f32::NEG_INFINITY {
         scores.fill(0.0);
-    } else {
-        exp_shifted(scores, lse);
+        return;
+    }
+    let sum = exp_shifted(scores, lse);
+    if lse < COARSE {
+        scale(scores, 1.0 / sum);
     }
 }
 

@@ -447,3 +447,57 @@ fn the_gradient_of_a_broadcast_mask_is_a_sum() {
         }
     }
 }
+
+/// The last query of each batch is wholly masked by low numbers; only it has a gradient of the output.
+#[test]
+fn a_row_of_low_numbers_has_the_weights_of_its_parts() {
+    let (low, third) = (-3e38, 1.0 / 3.0);
+    for (elem, tolerance) in [(Elem::F32, EXACT), (Elem::BF16, BRAIN)] {
+        for (mask, weights) in [
+            ([-1e9; 5], [0.2; 5]),
+            ([-1e9, -2e9, -1e9, -2e9, -1e9], [third, 0.0, third, 0.0, third]),
+            ([low, low, low, low, f32::NEG_INFINITY], [0.25, 0.25, 0.25, 0.25, 0.0]),
+            ([FILLED; 5], [0.2; 5]),
+        ] {
+            let mut case = case([1, 1, 1, 3, 5, 4, 4], elem, ALL, Masked::Additive);
+            case.additive[10..].copy_from_slice(&mask);
+            case.d_o[..8].fill(0.0);
+            let [o, _, d_q, d_k, d_v, d_mask] = case.run_all(2);
+
+            let (q, d_o) = (&case.q[8..], &case.d_o[8..]);
+            let dot = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
+            let column = |x: &[f64], by: &[f64], c: usize| -> f64 {
+                by.iter().zip(x.chunks(4)).map(|(by, x)| by * x[c]).sum()
+            };
+            let outer = |a: &[f64], b: &[f64]| -> Vec<f64> {
+                a.iter().flat_map(|a| b.iter().map(move |b| a * b)).collect()
+            };
+            let d_p: Vec<f64> = case.v.chunks(4).map(|v| dot(v, d_o)).collect();
+            let mean = dot(&weights, &d_p);
+            let flows = if mask[0] == FILLED { 0.0 } else { 1.0 };
+            let d_s: Vec<f64> =
+                weights.iter().zip(&d_p).map(|(p, x)| flows * p * (x - mean)).collect();
+            let scaled: Vec<f64> = d_s.iter().map(|d| d * f64::from(case.shape.scale)).collect();
+            close("o", &o[8..], &[0, 1, 2, 3].map(|c| column(&case.v, &weights, c)), tolerance);
+            close("d_q", &d_q[8..], &[0, 1, 2, 3].map(|c| column(&case.k, &scaled, c)), tolerance);
+            close("d_k", &d_k, &outer(&scaled, q), tolerance);
+            close("d_v", &d_v, &outer(&weights, d_o), tolerance);
+            close("d_mask", &d_mask[10..], &d_s, tolerance);
+        }
+    }
+}
+
+/// Where `lse` is only somewhat coarse, as with BERT's −10,000, the weights still add up to 1.
+#[test]
+fn the_weights_of_a_low_row_add_up_to_one() {
+    for low in [-300.0, -1e4, -1e6, -1e8] {
+        let mut case = case([1, 1, 1, 3, 5, 4, 4], Elem::F32, ALL, Masked::Additive);
+        case.additive[10..].fill(low);
+        case.d_o[..8].fill(0.0);
+        let [.., d_v] = case.run(1);
+        for (c, d_o) in case.d_o[8..].iter().enumerate() {
+            let sum: f64 = d_v.chunks(4).map(|d| f64::from(d[c])).sum();
+            assert!((sum - d_o).abs() < 1e-6, "{low}: {sum} of {d_o}");
+        }
+    }
+}
