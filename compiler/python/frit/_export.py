@@ -6,6 +6,8 @@ import functools
 import logging
 import os
 import re
+import sys
+import traceback
 import warnings
 from collections.abc import Mapping
 
@@ -18,6 +20,8 @@ from frit._translations import translations
 LARGEST = 1 << 30
 #: Codes of what an importer refuses for its operators.
 OPERATORS = {"E010", "E014", "E031", "E034"}
+#: Characters of torch's reasons that are shown.
+LONGEST = 240
 
 
 def is_module(model):
@@ -65,8 +69,8 @@ class Exported:
             except Exception as error:
                 if functions.refused or isinstance(error, FritError):
                     raise functions.refused or error from None
-                message = f"torch cannot export the module: {_reason(error)}"
-                raise refuse("E010", message, "docs/exporting.md says what an export can carry") from error
+                message = f"torch cannot export the module: {_reason(torch, error)}"
+                raise refuse("E010", message, _remedy(message)) from error
             try:
                 if len(batch_norms) > 1:
                     message = "some batch normalizations of the module train and others do not"
@@ -78,9 +82,8 @@ class Exported:
                 if functions.refused or (isinstance(error, FritError) and error.code != "E053"):
                     raise functions.refused or error from None
                 if not isinstance(error, FritError):
-                    message = f"torch cannot write the module as ONNX: {_reason(error)}"
-                    remedy = "docs/exporting.md says what an export can carry"
-                    error, cause = refuse("E010", message, remedy), error
+                    message = f"torch cannot write the module as ONNX: {_reason(torch, error)}"
+                    error, cause = refuse("E010", message, _remedy(message)), error
                     error.__cause__ = cause
                 # An archive has the forward of a function only.
                 if functions.by_key:
@@ -139,7 +142,7 @@ class Exported:
             if error.code not in OPERATORS or self._program is None:
                 raise
             first = error
-        with _quiet():
+        with _quiet(), _plain_attention():
             self._write_archive(first)
         try:
             return compile(self)
@@ -148,13 +151,17 @@ class Exported:
 
 
 def _with_note(error, other, form):
-    """An error with that of the other file as a note."""
+    """An error with that of the other file as a note. What would help a file does not help a module."""
     if not error.diagnostics:
         return error
     first, *rest = error.diagnostics
     note = f"{form}: [{other.code}] {other.diagnostics[0]['message']}"
+    remedy, text = first["remedy"], error.args[0]
+    if remedy and "run_decompositions" in remedy:
+        first = {**first, "remedy": _remedy(text)}
+        text = text.replace(remedy, first["remedy"])
     noted = {**first, "notes": [*first["notes"], note]}
-    return FritError(f"{error.args[0]}\n  {note}", [noted, *rest])
+    return FritError(f"{text}\n  {note}", [noted, *rest])
 
 
 def _refuse_embeddings(module):
@@ -168,14 +175,28 @@ def _refuse_embeddings(module):
             raise refuse("E032", f"the embedding `{name}` has max_norm, which writes its rows", remedy)
 
 
-def _reason(error):
-    """What torch says of an export that failed, without its advice and its colors; the exception has all of it."""
+def _reason(torch, error):
+    """What torch says of an export that failed, in short, and where in the module it was; the exception has all of it."""
     text = re.sub(r"\x1b?\[[0-9]+m", "", str(error))
-    summary = text.partition("## Exception summary")[2].strip()
-    first, _, rest = (summary or text).partition("\n\n")
-    # Where in the module it was.
-    causes = [line.strip() for line in rest.splitlines() if line.strip().startswith("Caused by:")]
-    return "\n".join([first, *causes])
+    missing = re.search(r"No ONNX function found for <OpOverload\(op='([^']+)', overload='([^']+)'", text)
+    if missing:
+        return "there is no ONNX form of {}.{}".format(*missing.groups())
+    text = text.partition("## Exception summary")[2].strip() or text or type(error).__name__
+    text = re.sub(r"^<class '[^']*'>: ", "", text.splitlines()[0])
+    if type(error).__name__ == "GuardOnDataDependentSymNode":
+        text = "a condition or a size in Python depends on data"
+    text = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    ours = tuple(os.path.dirname(m.__file__) + os.sep for m in (torch, sys.modules["frit"]))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    frames = [f for f in frames if os.path.isfile(f.filename)]
+    return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
+
+
+def _remedy(text):
+    """What to do about an export that failed."""
+    if "grouped_mm" in text:
+        return 'call model.set_experts_implementation("batched_mm") of transformers first'
+    return "docs/exporting.md says what an export can carry"
 
 
 def _arguments(example):

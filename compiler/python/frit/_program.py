@@ -90,6 +90,9 @@ def _rewrite(torch, graph):
     aten = torch.ops.aten
     for node in list(graph.nodes):
         operands = node.all_input_nodes
+        if node.target in (aten.embedding.default, aten.embedding_bag.default) and node.args[3:4] == (True,):
+            remedy = "leave it out: no file says that its gradient is divided by how often each row is read"
+            raise refuse("E032", f"an embedding has scale_grad_by_freq{_place(node)}", remedy)
         if node.target is aten._assert_scalar.default:
             # What is checked must not be a condition on data.
             graph.erase_node(node)
