@@ -285,13 +285,23 @@ def _quiet():
 
 def _name_outputs(graph, names):
     """Gives results their names; one that is an input, or whose name an input has, keeps its own."""
+    import onnx_ir
+
     inputs = {v.name for v in graph.inputs}
     inner = {v.name: v for node in graph for v in node.outputs}
-    for output, name in zip(graph.outputs, names):
+    for i, (output, name) in enumerate(zip(list(graph.outputs), names)):
         if output.name in inputs or name in inputs or name in graph.initializers:
             continue
         if name in inner and inner[name] is not output:
             inner[name].name = f"{name}_inner"
+        node = output.producer()
+        if node is not None and "aten.detach." in node.metadata_props.get("pkg.torch.onnx.fx_node", ""):
+            # Calls that read it name it: by another name, these would seem to read what was not detached.
+            copy = onnx_ir.node("Identity", [output])
+            graph.append(copy)
+            graph.outputs[i] = copy.outputs[0]
+            graph.outputs[i].shape, graph.outputs[i].type = output.shape, output.type
+            output = graph.outputs[i]
         output.name = name
 
 

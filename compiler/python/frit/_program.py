@@ -2,20 +2,52 @@
 
 import contextlib
 import operator
+from unittest.mock import patch
 
-from frit._errors import refuse
+from frit._errors import FritError, refuse
 
 
 def traced(torch, module, args, kwargs):
     """The program of a module, in which gradients stop where they stop in the module."""
-    # Not strict: dynamo forgets `.data`, inference mode and the backward of functions without a word.
-    with torch.enable_grad(), _inference_as_no_grad(torch), _data_as_detach(torch):
-        program = torch.export.export(module, args, kwargs, strict=False)
+    with torch.enable_grad():
+        try:
+            with _inference_as_no_grad(torch), _data_as_detach(torch):
+                program = torch.export.export(module, args, kwargs, strict=False)
+        except Exception as error:
+            program = None if isinstance(error, FritError) else _strict(torch, module, args, kwargs)
+            if program is None:
+                raise
     _refuse_lost_writes(torch, module, program)
     _detach_regions(torch, program)
     for graph in _graphs(torch, program):
         _rewrite(torch, graph)
     return program
+
+
+def _strict(torch, module, args, kwargs):
+    """The program as dynamo traces it, which takes `assert` of tensors; None if it fails. It forgets without a word `.data`,
+    inference mode and the backward of functions: None also if the module has these."""
+    forgotten = []
+
+    def noted(original):
+        def method(*args, **kwargs):
+            forgotten.append(original)
+            return original(*args, **kwargs)
+
+        return method
+
+    with contextlib.ExitStack() as stack:
+        try:
+            from torch._dynamo.variables import ctx_manager, misc, tensor
+
+            own = staticmethod(noted(ctx_manager.InferenceModeVariable.create))
+            stack.enter_context(patch.object(ctx_manager.InferenceModeVariable, "create", own))
+            for cls, name in [(misc.AutogradFunctionVariable, "call_apply"), (tensor.TensorVariable, "method_attr_data")]:
+                stack.enter_context(patch.object(cls, name, noted(getattr(cls, name))))
+            program = torch.export.export(module, args, kwargs, strict=True)
+        except Exception:
+            return None
+    return None if forgotten else program
 
 
 @contextlib.contextmanager
@@ -88,12 +120,14 @@ def _detach_regions(torch, program):
 def _rewrite(torch, graph):
     """Writes calls that exporters fail on as others of the same results."""
     aten = torch.ops.aten
+    checks = {aten._assert_scalar.default, aten._assert_async.default, aten._assert_async.msg}
+    checks.add(aten._assert_tensor_metadata.default)
     for node in list(graph.nodes):
         operands = node.all_input_nodes
         if node.target in (aten.embedding.default, aten.embedding_bag.default) and node.args[3:4] == (True,):
             remedy = "leave it out: no file says that its gradient is divided by how often each row is read"
             raise refuse("E032", f"an embedding has scale_grad_by_freq{_place(node)}", remedy)
-        if node.target is aten._assert_scalar.default:
+        if node.target in checks:
             # What is checked must not be a condition on data.
             graph.erase_node(node)
             _erase_unread(torch, operands)

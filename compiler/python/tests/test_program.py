@@ -1,6 +1,7 @@
 """What torch traces of modules: where gradients stop, and modules that ONNX has no form of."""
 
 import copy
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,10 @@ def check(found, expected, state, reference, rel=3e-6):
     for name, value in reference.items():
         if "num_batches" not in name:
             assert np.allclose(state[name], value, rtol=1e-4, atol=2e-6), name
+
+
+# Not an assertion of this file: pytest rewrites these, and dynamo does not know them so.
+exec("def assert_small(x):\n    assert (x < 100).all(), 'too large'")
 
 
 def regions(torch):
@@ -121,17 +126,30 @@ def regions(torch):
     def other(m, x):
         return checkpoint(m.b, m.a(x), use_reentrant=False)
 
+    def asserted(m, x):
+        assert_small(x)
+        with torch.no_grad():
+            t = m.b(m.a(x))
+        return m.a(x) - t
+
+    def result(m, x):
+        h = m.a(x)
+        with torch.no_grad():
+            t = m.b(h)
+        return h * t, t
+
     def autocast(m, x):
         h = m.a(x)
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             t = m.b(h)
         return h * t
 
-    own = [no_grad, several, function, decorated, inference, nested, fresh, fixed_point, data, detached, reentrant, other, autocast]
+    own = [no_grad, several, function, decorated, inference, nested, fresh, fixed_point, data, detached, reentrant, other]
+    own += [asserted, result, autocast]
     return {f.__name__: f for f in own}
 
 
-NAMES = "no_grad several function decorated inference nested fresh fixed_point data detached reentrant other autocast"
+NAMES = "no_grad several function decorated inference nested fresh fixed_point data detached reentrant other asserted result autocast"
 
 
 def two(torch, forward):
@@ -143,7 +161,8 @@ def two(torch, forward):
 
         def forward(self, x):
             y = forward(self, x)
-            return {"loss": (y * y).mean() + (x * y).sum() / 8}
+            y, t = y if isinstance(y, tuple) else (y, None)
+            return {"loss": (y * y).mean() + (x * y).sum() / 8, "t": t}
 
     torch.manual_seed(0)
     return Two()
@@ -152,8 +171,43 @@ def two(torch, forward):
 @pytest.mark.parametrize("name", NAMES.split())
 def test_gradients_stop_where_they_stop_in_the_module(torch, name):
     forward = regions(torch)[name]
-    _, *compared = trained(torch, two(torch, forward), {"x": torch.randn(8, 4)})
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", frit.FritWarning)
+        _, *compared = trained(torch, two(torch, forward), {"x": torch.randn(8, 4)})
     check(*compared)
+    assert {str(w.message)[:6] for w in found if w.category is frit.FritWarning} <= {"[W061]"}
+
+
+def test_what_dynamo_forgets_is_refused(torch):
+    class Round(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return torch.round(x)
+
+        @staticmethod
+        def backward(ctx, dy):
+            return dy
+
+    def function(m, x):
+        return Round.apply(m.a(x))
+
+    def data(m, x):
+        h = m.a(x)
+        return h.data * h
+
+    def inference(m, x):
+        with torch.inference_mode():
+            t = m.b(m.a(x))
+        return m.a(x) * t.clone()
+
+    for forward in (function, data, inference):
+
+        def asserted(m, x, forward=forward):
+            assert_small(x)
+            return forward(m, x)
+
+        with pytest.raises(frit.FritError, match=r"\[E010\].* depends on data"):
+            frit.compile(two(torch, asserted), torch.randn(8, 4), loss="output")
 
 
 def test_an_export_without_gradients_has_them(torch):
@@ -245,6 +299,7 @@ def losses(torch):
 
     def checked(m, h, ids):
         torch._check_tensor_all(ids >= 0, lambda: "negative")
+        torch._assert_async(torch._is_all_true(h < 1e9))
         return h.square().mean()
 
     def complement(m, h, ids):
