@@ -31,8 +31,13 @@ class Functions:
         original = function.__dict__["apply"]
 
         def apply(cls, *args, **kwargs):
-            # Those of torch itself, such as that of checkpointing, have the gradients of what they compute.
-            if kwargs or cls.__module__.startswith("torch.") or not self.torch.compiler.is_exporting():
+            if not self.torch.compiler.is_exporting():
+                return original.__get__(None, cls)(*args, **kwargs)
+            # Checkpointing has the gradients of what it computes, although it computes it without.
+            if cls is self.torch.utils.checkpoint.CheckpointFunction:
+                return args[0](*args[2:])
+            # Others of torch itself, too.
+            if kwargs or cls.__module__.startswith("torch."):
                 return original.__get__(None, cls)(*args, **kwargs)
             try:
                 return self._node(cls, args)

@@ -6,15 +6,22 @@ import functools
 import logging
 import os
 import re
+import sys
+import traceback
 import warnings
 from collections.abc import Mapping
 
 from frit._autograd import Functions
-from frit._errors import FritError, refuse
+from frit._errors import FritError, refuse, warn
+from frit._program import traced
 from frit._translations import translations
 
 #: Parameters of more bytes are stored beside the model: the file format holds 2 GiB.
 LARGEST = 1 << 30
+#: Codes of what an importer refuses for its operators.
+OPERATORS = {"E010", "E014", "E031", "E034"}
+#: Characters of torch's reasons that are shown.
+LONGEST = 240
 
 
 def is_module(model):
@@ -24,75 +31,172 @@ def is_module(model):
     )
 
 
-def export(module, example_inputs, path):
-    """Writes a module as ONNX, in training mode and with the names of its parameters.
+class Exported:
+    """A module as a file: ONNX, or torch's own archive where there is no ONNX form of it."""
 
-    The shapes are those of the example inputs. Of a structure that the module returns, the tensors at its top are the
-    outputs, by their names. Returns options that the file cannot carry: what is frozen, and that BatchNorm normalizes
-    by its batch. Also returns the names of the outputs, if they have names.
-    """
-    import torch
+    def __init__(self, module, example_inputs, folder):
+        #: The file.
+        self.path = None
+        #: What the file cannot carry, as options: what is frozen, and that BatchNorm normalizes by its batch.
+        self.options = {}
+        #: The names of the outputs, if they have names.
+        self.outputs = []
+        #: Why there is no ONNX file, or why it was refused.
+        self.refused = None
+        self._folder, self._module, self._program = folder, module, None
+        self._export(module, example_inputs)
 
-    if example_inputs is None:
-        raise refuse("E097", "a torch module needs example inputs", "give example_inputs: a tensor, a tuple, or a dict")
-    args, kwargs = _arguments(example_inputs)
+    def _export(self, module, example_inputs):
+        """Writes a module in training mode and with the names of its parameters.
+
+        The shapes are those of the example inputs. Of a structure that the module returns, the tensors at its top are
+        the outputs, by their names.
+        """
+        import torch
+
+        if example_inputs is None:
+            remedy = "give example_inputs: a tensor, a tuple, or a dict"
+            raise refuse("E097", "a torch module needs example inputs", remedy)
+        args, kwargs = _arguments(example_inputs)
+        _refuse_embeddings(module)
+        functions = Functions(torch)
+        with _training(module), _flat(module) as self.outputs, _quiet(), _plain_attention():
+            norms = [m for m in module.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+            batch_norms = {m.training and m.track_running_stats for m in norms}
+            try:
+                with functions.called():
+                    self._program = traced(torch, module, args, kwargs)
+            except Exception as error:
+                if functions.refused or isinstance(error, FritError):
+                    raise functions.refused or error from None
+                message = f"torch cannot export the module: {_reason(torch, error)}"
+                raise refuse("E010", message, _remedy(message)) from error
+            try:
+                if len(batch_norms) > 1:
+                    message = "some batch normalizations of the module train and others do not"
+                    raise refuse("E053", message, "let all of them train, or none")
+                self._write_onnx(torch, functions)
+            except ImportError as error:
+                raise refuse("E010", f"torch cannot export: {error}", "pip install onnx onnxscript") from error
+            except Exception as error:
+                if functions.refused or (isinstance(error, FritError) and error.code != "E053"):
+                    raise functions.refused or error from None
+                if not isinstance(error, FritError):
+                    message = f"torch cannot write the module as ONNX: {_reason(torch, error)}"
+                    error, cause = refuse("E010", message, _remedy(message)), error
+                    error.__cause__ = cause
+                # An archive has the forward of a function only.
+                if functions.by_key:
+                    raise error
+                self._write_archive(error)
+            else:
+                if batch_norms == {True}:
+                    self.options["model.batch_norm"] = "train"
+                if functions.by_key:
+                    self._program = None
+
+    def _write_onnx(self, torch, functions):
+        program = torch.onnx.export(
+            self._program,
+            dynamo=True,
+            opset_version=18,
+            optimize=False,
+            verbose=False,
+            custom_translation_table=translations(),
+        )
+        _warn_of_lost_statistics(torch, program)
+        functions.add_to(program)
+        _name_outputs(program.model.graph, self.outputs)
+        _refuse_state(self._module, program.exported_program)
+        frozen = _frozen(self._module, set(program.model.graph.initializers))
+        if frozen:
+            self.options["params.frozen"] = frozen
+        size = sum(p.numel() * p.element_size() for p in self._module.parameters())
+        self.path = os.path.join(self._folder, "model.onnx")
+        program.save(self.path, external_data=size > LARGEST)
+
+    def _write_archive(self, refused):
+        """Writes torch's archive, as there is no ONNX file, or it was refused. It says itself what is frozen and what
+        trains."""
+        import torch
+
+        self.refused, self.options = refused, {}
+        try:
+            _refuse_state(self._module, self._program.run_decompositions({}))
+            self.path = os.path.join(self._folder, "model.pt2")
+            torch.export.save(self._program, self.path)
+        except FritError:
+            raise
+        except Exception:
+            raise refused from refused.__cause__
+        finally:
+            self._program = None
+
+    def compiled(self, compile):
+        """What `compile` finds in the file. If it refuses operators of the ONNX file, it is given the archive."""
+        try:
+            return compile(self)
+        except FritError as error:
+            if self.refused is not None:
+                raise _with_note(error, self.refused, "as ONNX") from self.refused.__cause__
+            if error.code not in OPERATORS or self._program is None:
+                raise
+            first = error
+        with _quiet(), _plain_attention():
+            self._write_archive(first)
+        try:
+            return compile(self)
+        except FritError as error:
+            raise _with_note(first, error, "as torch's archive") from None
+
+
+def _with_note(error, other, form):
+    """An error with that of the other file as a note. What would help a file does not help a module."""
+    if not error.diagnostics:
+        return error
+    first, *rest = error.diagnostics
+    note = f"{form}: [{other.code}] {other.diagnostics[0]['message']}"
+    remedy, text = first["remedy"], error.args[0]
+    if remedy and "run_decompositions" in remedy:
+        first = {**first, "remedy": _remedy(text)}
+        text = text.replace(remedy, first["remedy"])
+    noted = {**first, "notes": [*first["notes"], note]}
+    return FritError(f"{text}\n  {note}", [noted, *rest])
+
+
+def _refuse_embeddings(module):
+    """Refuses what no file says of embeddings."""
     for name, part in module.named_modules():
         if getattr(part, "scale_grad_by_freq", False):
             remedy = "leave it out: no file says that its gradient is divided by how often each row is read"
             raise refuse("E032", f"the embedding `{name}` has scale_grad_by_freq", remedy)
-    size = sum(p.numel() * p.element_size() for p in module.parameters())
-    with _training(module), _flat(module) as outputs, _quiet(), _plain_attention():
-        norms = [m for m in module.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
-        functions = Functions(torch)
-        batch_norms = {m.training and m.track_running_stats for m in norms}
-        try:
-            with functions.called():
-                program = torch.onnx.export(
-                    module,
-                    args,
-                    kwargs=kwargs,
-                    dynamo=True,
-                    opset_version=18,
-                    optimize=False,
-                    verbose=False,
-                    custom_translation_table=translations(),
-                )
-            _warn_of_lost_statistics(torch, program)
-            functions.add_to(program)
-            _name_outputs(program.model.graph, outputs)
-            program.save(os.fspath(path), external_data=size > LARGEST)
-        except ImportError as error:
-            raise refuse("E010", f"torch cannot export: {error}", "pip install onnx onnxscript") from error
-        except Exception as error:
-            if functions.refused or isinstance(error, FritError):
-                raise functions.refused or error from None
-            message = f"torch cannot export the module: {_reason(error)}"
-            raise refuse("E010", message, "docs/exporting.md says what an export can carry") from error
-    options = {}
-    if batch_norms == {True}:
-        options["model.batch_norm"] = "train"
-    elif len(batch_norms) > 1:
-        remedy = "export it with the TorchScript exporter and compile the file: docs/exporting.md says how"
-        raise refuse("E053", "some batch normalizations of the module train and others do not", remedy)
-    written = _written(module, program.exported_program)
-    if written:
-        message = f"`forward` writes the buffer `{written}`, and the outputs depend on it"
-        remedy = "make it an input and an output of the module, or use the optimizer's moving average (`optimizer.ema`)"
-        raise refuse("E032", message, remedy)
-    frozen = _frozen(module, set(program.model.graph.initializers))
-    if frozen:
-        options["params.frozen"] = frozen
-    return options, outputs
+        if getattr(part, "max_norm", None) is not None and hasattr(part, "num_embeddings"):
+            remedy = "leave it out, or divide the rows that are read by their norms in `forward`"
+            raise refuse("E032", f"the embedding `{name}` has max_norm, which writes its rows", remedy)
 
 
-def _reason(error):
-    """What torch says of an export that failed, without its advice and its colors; the exception has all of it."""
+def _reason(torch, error):
+    """What torch says of an export that failed, in short, and where in the module it was; the exception has all of it."""
     text = re.sub(r"\x1b?\[[0-9]+m", "", str(error))
-    summary = text.partition("## Exception summary")[2].strip()
-    first, _, rest = (summary or text).partition("\n\n")
-    # Where in the module it was.
-    causes = [line.strip() for line in rest.splitlines() if line.strip().startswith("Caused by:")]
-    return "\n".join([first, *causes])
+    missing = re.search(r"No ONNX function found for <OpOverload\(op='([^']+)', overload='([^']+)'", text)
+    if missing:
+        return "there is no ONNX form of {}.{}".format(*missing.groups())
+    text = text.partition("## Exception summary")[2].strip() or text or type(error).__name__
+    text = re.sub(r"^<class '[^']*'>: ", "", text.splitlines()[0])
+    if type(error).__name__ == "GuardOnDataDependentSymNode":
+        text = "a condition or a size in Python depends on data"
+    text = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    ours = tuple(os.path.dirname(m.__file__) + os.sep for m in (torch, sys.modules["frit"]))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    frames = [f for f in frames if os.path.isfile(f.filename)]
+    return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
+
+
+def _remedy(text):
+    """What to do about an export that failed."""
+    if "grouped_mm" in text:
+        return 'call model.set_experts_implementation("batched_mm") of transformers first'
+    return "docs/exporting.md says what an export can carry"
 
 
 def _arguments(example):
@@ -145,7 +249,7 @@ def _flat(module):
         tensors = {id(x): (str(n), x) for n, x in reversed(found.items()) if isinstance(x, torch.Tensor)}
         tensors = list(reversed(tensors.values()))
         names[:] = [n for n, _ in tensors]
-        return tuple(x for _, x in tensors)
+        return dict(tensors)
 
     module.forward = forward
     try:
@@ -181,19 +285,29 @@ def _quiet():
 
 def _name_outputs(graph, names):
     """Gives results their names; one that is an input, or whose name an input has, keeps its own."""
+    import onnx_ir
+
     inputs = {v.name for v in graph.inputs}
     inner = {v.name: v for node in graph for v in node.outputs}
-    for output, name in zip(graph.outputs, names):
+    for i, (output, name) in enumerate(zip(list(graph.outputs), names)):
         if output.name in inputs or name in inputs or name in graph.initializers:
             continue
         if name in inner and inner[name] is not output:
             inner[name].name = f"{name}_inner"
+        node = output.producer()
+        if node is not None and "aten.detach." in node.metadata_props.get("pkg.torch.onnx.fx_node", ""):
+            # Calls that read it name it: by another name, these would seem to read what was not detached.
+            copy = onnx_ir.node("Identity", [output])
+            graph.append(copy)
+            graph.outputs[i] = copy.outputs[0]
+            graph.outputs[i].shape, graph.outputs[i].type = output.shape, output.type
+            output = graph.outputs[i]
         output.name = name
 
 
-def _written(module, exported):
-    """A buffer that forward writes although its outputs depend on it: every step would read what it was at the export. Running
-    statistics are none."""
+def _refuse_state(module, exported):
+    """Refuses what forward writes although its outputs depend on it: every step would read what it was at the export. Running
+    statistics are none. Warns of what else it writes."""
     import torch
 
     signature = exported.graph_signature
@@ -204,13 +318,21 @@ def _written(module, exported):
         if isinstance(m, norms)
         for buffer, _ in m.named_buffers()
     }
+    for name in getattr(signature, "parameters_to_mutate", {}).values():
+        remedy = "train it, or make it an input and an output of the module"
+        raise refuse("E032", f"`forward` writes the parameter `{name}`", remedy)
     written = set(signature.buffers_to_mutate.values()) - statistics
     results = set(signature.user_outputs)
     for node in exported.graph.nodes:
         buffer = signature.inputs_to_buffers.get(node.name) if node.op == "placeholder" else None
         if buffer in written and results & _reached(node):
-            return buffer
-    return None
+            message = f"`forward` writes the buffer `{buffer}`, and the outputs depend on it"
+            remedy = "make it an input and an output of the module, or use the optimizer's moving average (`optimizer.ema`)"
+            raise refuse("E032", message, remedy)
+    own = sorted(written & set(module.state_dict()))
+    if own:
+        names = ", ".join(f"`{name}`" for name in own)
+        warn(f"`forward` writes {names}, and a plan does not: state_dict() returns the initial values", stacklevel=6)
 
 
 def _warn_of_lost_statistics(torch, program):

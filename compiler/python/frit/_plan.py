@@ -47,21 +47,25 @@ def compile(
     Raises ``FritError`` with everything that is wrong with the model, the configuration or the environment.
     """
     holder = _Folder()
-    module, given, outputs = None, {}, []
-    if _export.is_module(model):
-        module, path = model, os.path.join(holder.path, "model.onnx")
-        given, outputs = _export.export(model, example_inputs, path)
-    else:
-        path = os.fspath(model)
-        if example_inputs is not None:
-            raise refuse("E097", "example_inputs are for torch modules", "leave them out for a model in a file")
-    asked = {"loss": loss, "precision": precision, "ranks": ranks, **options}
-    if config is None and "loss" in outputs and loss in ("output", {"kind": "output"}):
-        given["loss.logits"] = "loss"
-    sets, tables = _config.settings({**given, **_merged(given, asked)})
+    module = model if _export.is_module(model) else None
     directory = os.fspath(output) if output is not None else os.path.join(holder.path, "plan")
-    config = None if config is None else os.fspath(config)
-    for found in _frit.compile(path, directory, config, tables, sets, dict(bind or {})):
+    asked = {"loss": loss, "precision": precision, "ranks": ranks, **options}
+    file = None if config is None else os.fspath(config)
+
+    def compiled(path, given, outputs):
+        if config is None and "loss" in outputs and loss in ("output", {"kind": "output"}):
+            given = {**given, "loss.logits": "loss"}
+        sets, tables = _config.settings({**given, **_merged(given, asked)})
+        return _frit.compile(path, directory, file, tables, sets, dict(bind or {}))
+
+    if module is not None:
+        exported = _export.Exported(module, example_inputs, holder.path)
+        findings = exported.compiled(lambda file: compiled(file.path, file.options, file.outputs))
+    elif example_inputs is not None:
+        raise refuse("E097", "example_inputs are for torch modules", "leave them out for a model in a file")
+    else:
+        findings = compiled(os.fspath(model), {}, [])
+    for found in findings:
         where = f" (at {found['scope'] or found['node']})" if found["scope"] or found["node"] else ""
         warn(f"[{found['code']}] {found['message']}{where}; {found['remedy']}", stacklevel=2)
     return Plan(directory, holder if output is None or module is not None else None, module)

@@ -8,7 +8,7 @@ def translations():
     import torch
     from onnxscript import opset18 as onnx
     from onnxscript.function_libs.torch_lib.ops import core, nn
-    from onnxscript.function_libs.torch_lib.tensor_typing import IntType, TFloat, TInt, TReal, TTensor
+    from onnxscript.function_libs.torch_lib.tensor_typing import TFloat, TInt, TReal, TTensor
 
     def log_sigmoid(x):
         # In place of Log(Sigmoid(x)), which is infinite where the sigmoid is 0.
@@ -16,26 +16,39 @@ def translations():
 
     def cross_entropy_loss(
         self: TFloat,
-        target: IntType,
+        target: TReal,
         weight: Optional[TFloat] = None,
         reduction: int = 1,
         ignore_index: int = -100,
         label_smoothing: float = 0.0,
     ) -> TFloat:
-        # The exporter drops the smoothing: a part of the label is spread over all classes.
-        if label_smoothing == 0:
-            return nn.aten_cross_entropy_loss(self, target, weight, reduction, ignore_index)
         rank = len(self.shape)
         axis = min(1, rank - 1)
         classes = self.shape[axis]
+        shape = [1] * rank
+        shape[axis] = classes
+        if target.dtype.is_floating_point():
+            # Probabilities, which the exporter takes for labels. A mean does not count the weights.
+            if label_smoothing != 0:
+                kept = onnx.Mul(target, onnx.CastLike(1.0 - label_smoothing, target))
+                target = onnx.Add(kept, onnx.CastLike(label_smoothing / classes, target))
+            losses = onnx.Mul(onnx.LogSoftmax(self, axis=axis), target)
+            if weight is not None:
+                losses = onnx.Mul(losses, onnx.Reshape(weight, shape))
+            losses = onnx.Neg(onnx.ReduceSum(losses, [axis], keepdims=0))
+            if reduction == 0:
+                return losses
+            mean = onnx.ReduceMean(losses, keepdims=0)
+            return mean if reduction == 1 else onnx.ReduceSum(losses, keepdims=0)
+        # The exporter drops the smoothing: a part of the label is spread over all classes.
+        if label_smoothing == 0:
+            return nn.aten_cross_entropy_loss(self, target, weight, reduction, ignore_index)
         is_ignored = onnx.Equal(target, onnx.CastLike(ignore_index, target))
         rows = onnx.CastLike(onnx.Not(is_ignored), self)
         index = onnx.Where(is_ignored, onnx.CastLike(0, target), target)
         logs = onnx.LogSoftmax(self, axis=axis)
         spread, kept = logs, rows
         if weight is not None:
-            shape = [1] * rank
-            shape[axis] = classes
             spread = onnx.Mul(logs, onnx.Reshape(weight, shape))
             kept = onnx.Mul(rows, onnx.Gather(weight, index))
         column = onnx.Unsqueeze(index, [axis])
@@ -83,10 +96,34 @@ def translations():
             return onnx.Identity(self)
         return onnx.Squeeze(self, [dim])
 
+    def cdist(x1: TFloat, x2: TFloat, p: float, compute_mode: Optional[int] = None) -> TFloat:
+        # The gradient is 0 where the distance is.
+        one, none = onnx.CastLike(1, x1), onnx.CastLike(0, x1)
+        rows = max(x1.shape[-2], x2.shape[-2])
+        if p == 2 and (compute_mode == 1 or (rows > 25 and compute_mode != 2)):
+            # As PyTorch computes many of them, by a product of matrices.
+            squares = [onnx.ReduceSum(onnx.Mul(x, x), [-1], keepdims=1) for x in (x1, x2)]
+            order = list(range(len(x2.shape)))
+            order[-2:] = reversed(order[-2:])
+            x2, squares[1] = onnx.Transpose(x2, perm=order), onnx.Transpose(squares[1], perm=order)
+            product = onnx.Mul(onnx.MatMul(x1, x2), onnx.CastLike(-2, x1))
+            total = onnx.Max(onnx.Add(onnx.Add(*squares), product), none)
+        else:
+            size = onnx.Abs(onnx.Sub(onnx.Unsqueeze(x1, [-2]), onnx.Unsqueeze(x2, [-3])))
+            if p == 1:
+                return onnx.ReduceSum(size, [-1], keepdims=0)
+            is_none = onnx.Equal(size, none)
+            power = onnx.Pow(onnx.Where(is_none, one, size), onnx.CastLike(p, x1))
+            total = onnx.ReduceSum(onnx.Where(is_none, none, power), [-1], keepdims=0)
+        is_none = onnx.Equal(total, none)
+        root = onnx.Pow(onnx.Where(is_none, one, total), onnx.CastLike(1 / p, x1))
+        return onnx.Where(is_none, none, root)
+
     aten = torch.ops.aten
     return {
         aten.log_sigmoid.default: log_sigmoid,
         aten.cross_entropy_loss.default: cross_entropy_loss,
         aten.scatter_reduce.two: scatter_reduce,
         aten.squeeze.dim: squeeze,
+        aten._cdist_forward.default: cdist,
     }

@@ -1,0 +1,238 @@
+"""The program that torch traces of a module: ONNX files and archives are written from it."""
+
+import contextlib
+import operator
+from unittest.mock import patch
+
+from frit._errors import FritError, refuse
+
+
+def traced(torch, module, args, kwargs):
+    """The program of a module, in which gradients stop where they stop in the module."""
+    with torch.enable_grad():
+        try:
+            with _inference_as_no_grad(torch), _data_as_detach(torch):
+                program = torch.export.export(module, args, kwargs, strict=False)
+        except Exception as error:
+            program = None if isinstance(error, FritError) else _strict(torch, module, args, kwargs)
+            if program is None:
+                raise
+    _refuse_lost_writes(torch, module, program)
+    _detach_regions(torch, program)
+    for graph in _graphs(torch, program):
+        _rewrite(torch, graph)
+    return program
+
+
+def _strict(torch, module, args, kwargs):
+    """The program as dynamo traces it, which takes `assert` of tensors; None if it fails. It forgets without a word `.data`,
+    inference mode and the backward of functions: None also if the module has these."""
+    forgotten = []
+
+    def noted(original):
+        def method(*args, **kwargs):
+            forgotten.append(original)
+            return original(*args, **kwargs)
+
+        return method
+
+    with contextlib.ExitStack() as stack:
+        try:
+            from torch._dynamo.variables import ctx_manager, misc, tensor
+
+            own = staticmethod(noted(ctx_manager.InferenceModeVariable.create))
+            stack.enter_context(patch.object(ctx_manager.InferenceModeVariable, "create", own))
+            for cls, name in [(misc.AutogradFunctionVariable, "call_apply"), (tensor.TensorVariable, "method_attr_data")]:
+                stack.enter_context(patch.object(cls, name, noted(getattr(cls, name))))
+            program = torch.export.export(module, args, kwargs, strict=True)
+        except Exception:
+            return None
+    return None if forgotten else program
+
+
+@contextlib.contextmanager
+def _inference_as_no_grad(torch):
+    """`torch.inference_mode()` as a region without gradients; torch traces it as if it were not there."""
+    cls = torch.inference_mode
+    enter, leave = cls.__enter__, cls.__exit__
+
+    def entered(self):
+        self._frit_region = torch.set_grad_enabled(torch.is_grad_enabled() and not self.mode)
+
+    def left(self, *_):
+        torch.set_grad_enabled(self._frit_region.prev)
+
+    cls.__enter__, cls.__exit__ = entered, left
+    try:
+        yield
+    finally:
+        cls.__enter__, cls.__exit__ = enter, leave
+
+
+def _data_as_detach(torch):
+    """`x.data` as `x.detach()`, which it equals where nothing writes it; torch cannot trace it."""
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func == torch.Tensor.data.__get__ and torch.compiler.is_exporting():
+                return args[0].detach()
+            return func(*args, **(kwargs or {}))
+
+    return Mode()
+
+
+def _graphs(torch, program):
+    return [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+
+
+def _stops(torch, node):
+    """Whether a node is a region without gradients."""
+    return node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and node.args[0] is False
+
+
+def _region(torch, node):
+    """The graph of a region and the operands that it is called with, or None."""
+    for i, arg in enumerate(node.args):
+        if isinstance(arg, torch.fx.Node) and arg.op == "get_attr":
+            inner = getattr(node.graph.owning_module, arg.target, None)
+            if isinstance(inner, torch.fx.GraphModule):
+                return inner.graph, node.args[i + 1 :]
+    return None
+
+
+def _is_float(torch, node):
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _detach_regions(torch, program):
+    """Detaches the results of regions without gradients, which decompositions dissolve."""
+    for node in [n for graph in _graphs(torch, program) for n in graph.nodes if _stops(torch, n)]:
+        graph, _ = _region(torch, node)
+        results = graph.output_node()
+        with graph.inserting_before(results):
+            for value in {v for v in results.all_input_nodes if _is_float(torch, v)}:
+                detached = _call(graph, torch.ops.aten.detach.default, (value,), value.meta["val"])
+                results.replace_input_with(value, detached)
+        graph.owning_module.recompile()
+
+
+def _rewrite(torch, graph):
+    """Writes calls that exporters fail on as others of the same results."""
+    aten = torch.ops.aten
+    checks = {aten._assert_scalar.default, aten._assert_async.default, aten._assert_async.msg}
+    checks.add(aten._assert_tensor_metadata.default)
+    for node in list(graph.nodes):
+        operands = node.all_input_nodes
+        if node.target in (aten.embedding.default, aten.embedding_bag.default) and node.args[3:4] == (True,):
+            remedy = "leave it out: no file says that its gradient is divided by how often each row is read"
+            raise refuse("E032", f"an embedding has scale_grad_by_freq{_place(node)}", remedy)
+        if node.target in checks:
+            # What is checked must not be a condition on data.
+            graph.erase_node(node)
+            _erase_unread(torch, operands)
+        elif node.target is aten.rsub.Scalar and _is_float(torch, node) and not _is_float(torch, operands[0]):
+            value = operands[0].meta["val"].to(node.meta["val"].dtype)
+            with graph.inserting_before(node):
+                wide = _call(graph, aten._to_copy.default, (operands[0],), value, {"dtype": value.dtype})
+            node.replace_input_with(operands[0], wide)
+        elif node.target is aten.fill_diagonal_.default and node.meta["val"].dim() == 2 and node.args[2:] != (True,):
+            written = node.meta["val"]
+            with written.fake_mode, graph.inserting_before(node):
+                kind = {"dtype": torch.bool, "device": written.device}
+                eye = _call(graph, aten.eye.m, tuple(written.shape), torch.eye(*written.shape, **kind), kind)
+            node.target, node.args = aten.masked_fill_.Scalar, (node.args[0], eye, node.args[1])
+    graph.owning_module.recompile()
+
+
+def _erase_unread(torch, nodes):
+    """Erases calls that nothing reads, and those of their operands that only they read."""
+    for node in nodes:
+        if node.op == "call_function" and not node.users and not node.is_impure():
+            operands = node.all_input_nodes
+            node.graph.erase_node(node)
+            _erase_unread(torch, operands)
+
+
+def _call(graph, target, args, value, kwargs=None):
+    """A new call, which has this value."""
+    node = graph.call_function(target, args, kwargs)
+    node.meta["val"] = value
+    return node
+
+
+def _refuse_lost_writes(torch, module, program):
+    """Refuses what changes a value in place but not its gradient: a file has no operation that does."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    names = program.graph_signature.inputs_to_parameters
+    trained = {
+        node
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in names and parameters[names[node.name]].requires_grad
+    }
+    found = _lost_write(torch, program.graph, trained, True)
+    if found is not None:
+        base, node = found
+        what = f"the parameter `{names[base.name]}`" if base.name in names else f"`{base.name}`"
+        raise refuse(
+            "E032",
+            f"`forward` writes {what} in place without its gradient{_place(node)}",
+            "compute another tensor: x + (f(x) - x).detach() has the values of f(x) and the gradient of x",
+        )
+
+
+def _lost_write(torch, graph, trained, flows):
+    """The first such write in a graph and the value that it writes. Gradients flow to the nodes `trained`, to which others
+    are added, and through the graph's operations only if it `flows`."""
+    detach = torch.ops.aten.detach.default
+    bases = _bases(torch, graph)
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    for i, node in enumerate(calls):
+        region = _region(torch, node)
+        if region is not None:
+            inner, given = region
+            places = [p for p in inner.nodes if p.op == "placeholder"]
+            own = {p for p, v in zip(places, given) if isinstance(v, torch.fx.Node) and v in trained}
+            found = _lost_write(torch, inner, own, flows and not _stops(torch, node))
+            if found is not None:
+                base, write = found
+                return (given[places.index(base)] if base in places else base), write
+        for value in _arguments(torch, node, lambda alias: alias.is_write):
+            base, detached = bases.get(value, (value, False))
+            # What was detached may be written if nobody reads what it was detached from.
+            later = [v for n in calls[i + 1 :] + [graph.output_node()] for v in n.all_input_nodes]
+            is_read = any(bases.get(v, (v, False)) == (base, False) for v in later)
+            if base in trained and (not flows or (detached and is_read)):
+                return base, node
+        # A region has several results, which are taken from it by `getitem`.
+        is_value = region is not None or _is_float(torch, node)
+        is_stopped = node.target is detach or _stops(torch, node)
+        if flows and is_value and not is_stopped and any(v in trained for v in node.all_input_nodes):
+            trained.add(node)
+    return None
+
+
+def _bases(torch, graph):
+    """Of views, the value whose memory they share, and whether they were detached from it."""
+    bases = {}
+    for node in graph.nodes:
+        detached = node.target is torch.ops.aten.detach.default
+        operands = node.args[:1] if node.target is operator.getitem else _arguments(torch, node, bool)
+        for value in operands:
+            base, before = bases.get(value, (value, False))
+            bases[node] = (base, before or detached)
+    return bases
+
+
+def _arguments(torch, node, chosen):
+    """Operands whose memory a call shares or writes."""
+    schema = getattr(node.target, "_schema", None)
+    pairs = zip(schema.arguments if schema else (), node.args)
+    return [v for a, v in pairs if isinstance(v, torch.fx.Node) and a.alias_info and chosen(a.alias_info)]
+
+
+def _place(node):
+    """Where in the module's source a node was traced from."""
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
+    places = [line for line in lines if line.startswith("File ")]
+    return f", {places[-1].removeprefix('File ')}" if places else ""
