@@ -216,7 +216,7 @@ codes! {
     EvaluationElements = "P406": "of every parameter that both plans use, each rank holds the same elements, in the same dtype, in both", "", "an_evaluation_that_holds_parameters_otherwise_is_refused";
     HostReach = "P501": "only copies between device and host access host memory", "", "host_memory";
     HostStreams = "P502": "copies from the host run on one stream, copies to the host on another, and nothing else runs on either", "", "host_memory";
-    IndexRanges = "P601": "an input that a task reads as indices or labels has a range within the values that the task accepts; the range is checked only when the input is fed; an empty input has an empty range", "", "inputs_that_are_read_as_indices";
+    IndexRanges = "P601": "an input that a task reads as indices or labels has a range within the values that the task accepts; the range is checked only when the input is fed; an empty input has an empty range; for a part of an input that is read as indices, which kernels check themselves, there may be none", "", "inputs_that_are_read_as_indices";
     InputBounds = "P602": "a task reads no more of an input than is fed, and every input with axes has examples", "", "inputs_and_first_values_are_what_the_tasks_need";
     LaunchedMeaning = "P701": "a kernel that launches only GEMMs and generated kernels computes its body, whichever candidates run, sums being in any order; if it also launches something else, its candidates leave the same values behind; no such launch overwrites an operand that it may still read", "", "candidates_that_compute_something_else";
 }

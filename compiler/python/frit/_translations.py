@@ -6,6 +6,7 @@ def translations():
     from typing import Optional
 
     import torch
+    from onnx_ir import DataType
     from onnxscript import opset18 as onnx
     from onnxscript.function_libs.torch_lib.ops import core, nn
     from onnxscript.function_libs.torch_lib.tensor_typing import TFloat, TInt, TReal, TTensor
@@ -119,6 +120,33 @@ def translations():
         root = onnx.Pow(onnx.Where(is_none, one, total), onnx.CastLike(1 / p, x1))
         return onnx.Where(is_none, none, root)
 
+    def scaled_dot_product_attention(
+        query: TFloat,
+        key: TFloat,
+        value: TFloat,
+        attn_mask: Optional[TTensor] = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: Optional[float] = None,
+        enable_gqa: bool = False,
+    ) -> TFloat:
+        if attn_mask is None or attn_mask.dtype != DataType.BOOL or len(query.shape) != 4:
+            return nn.aten_scaled_dot_product_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+            )
+        # A row without keys is 0. The exporter masks by the least number, with which it is the mean of the values.
+        if enable_gqa and query.shape[1] != key.shape[1]:
+            key, value = nn._attention_repeat_kv_for_group_query(query, key, value)
+        root = onnx.CastLike((query.shape[-1] ** -0.5 if scale is None else scale) ** 0.5, query)
+        keys = onnx.Mul(onnx.Transpose(key, perm=[0, 1, 3, 2]), root)
+        zero, lowest = onnx.CastLike(0, query), onnx.CastLike(float("-inf"), query)
+        mask = onnx.Where(attn_mask, zero, lowest)
+        weights = onnx.Softmax(onnx.Add(onnx.MatMul(onnx.Mul(query, root), keys), mask), axis=-1)
+        weights = onnx.Where(onnx.IsNaN(weights), zero, weights)
+        if dropout_p != 0:
+            weights, _ = onnx.Dropout(weights, dropout_p)
+        return onnx.MatMul(weights, value)
+
     aten = torch.ops.aten
     return {
         aten.log_sigmoid.default: log_sigmoid,
@@ -126,4 +154,5 @@ def translations():
         aten.scatter_reduce.two: scatter_reduce,
         aten.squeeze.dim: squeeze,
         aten._cdist_forward.default: cdist,
+        aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
     }

@@ -542,3 +542,40 @@ def test_experts_of_transformers_are_asked_for_batches(torch, request):
     assert "set_experts_implementation" in refused.value.remedy
     module.set_experts_implementation("batched_mm")
     assert frit.compile(module, {"input_ids": ids}, loss="cross_entropy").units
+
+
+def attention(torch, kind):
+    """Attention of two sequences, of which the second has two places of padding that neither see nor are seen."""
+
+    class Attention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v = (torch.nn.Linear(8, 8) for _ in range(3))
+            self.register_buffer("weights", torch.tensor([0.3, -1.2, 0.8, 2.0]))
+
+        def forward(self, x, places):
+            q, k, v = (m(x).view(2, 6, 2, 4).transpose(1, 2) for m in (self.q, self.k, self.v))
+            kept = (places[:, None, :, None] * places[:, None, None, :]).bool()
+            if kind == "bool":
+                y = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=kept)
+            else:
+                scores = q @ k.transpose(-1, -2) / 2
+                if kind == "added":
+                    scores = scores + torch.where(kept, 0.0, -1e9)
+                else:
+                    scores = scores.masked_fill(~kept, torch.finfo(x.dtype).min if kind == "least" else -1e9)
+                y = scores.softmax(-1) @ v
+            return {"loss": (y * self.weights).tanh().pow(2).mean()}
+
+    torch.manual_seed(3)
+    places = torch.ones(2, 6)
+    places[1, 4:] = 0
+    return Attention(), {"x": torch.randn(2, 6, 8), "places": places}
+
+
+@pytest.mark.parametrize("kind", ["filled", "least", "added", "bool"])
+def test_queries_that_see_no_key_have_the_gradients_of_torch(torch, kind):
+    module, inputs = attention(torch, kind)
+    plan, *found = trained(torch, module, inputs)
+    assert not is_archived(plan)
+    check(*found)

@@ -1,6 +1,6 @@
 //! `frit verify`: verifies a plan, that the files beside it are the compiled ones, and that it is what its model compiles to.
 
-use crate::certificate::{COMPILE_AGAIN, Certificate, KERNELS, Plans, Verdict, certify};
+use crate::certificate::{COMPILE_AGAIN, Certificate, Checked, KERNELS, Plans, Verdict, certify};
 use crate::diagnostics::Report;
 use crate::plan_dir;
 use crate::repeat::Repeat;

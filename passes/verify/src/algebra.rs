@@ -242,9 +242,8 @@ impl Terms {
         let mut product: Vec<(TermId, Number)> = vec![];
         for (term, exponent) in collected {
             let exponent = if self.is_truth(term) && exponent > 0.0 { 1.0 } else { exponent };
-            let rounded = (exponent * 1e6).round() / 1e6;
-            if rounded != 0.0 {
-                let exponent = self.number(rounded);
+            if exponent.abs() > CANCELS {
+                let exponent = self.number(exponent);
                 product.push((term, exponent));
             }
         }

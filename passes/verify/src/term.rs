@@ -6,11 +6,12 @@
 //! arguments are named canonically, and which terms apply.
 
 use crate::index::{Affine, Atom, Ix, Var};
-use crate::lemmas::Results;
+use crate::lemmas::{GELU_TANH, Results};
 use frit_ir::{DType, Op, Tensor};
 use rustc_hash::FxHashMap;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::f64::consts::{E, FRAC_1_SQRT_2, LN_2, PI, SQRT_2};
 use std::rc::Rc;
 
 /// What stands for variables, sorted by variable.
@@ -149,7 +150,12 @@ const LARGEST_WHOLE: f64 = 1e9;
 
 impl Terms {
     pub(crate) fn of(algebra: Algebra) -> Terms {
-        Terms { algebra, ..Terms::default() }
+        let mut terms = Terms { algebra, ..Terms::default() };
+        // Those of lemmas, which models have rounded.
+        for x in [FRAC_1_SQRT_2, SQRT_2, (2.0 / PI).sqrt(), GELU_TANH, PI, LN_2, E] {
+            terms.number(x);
+        }
+        terms
     }
 
     /// The number, or one that was seen before and differs by what f64 rounds.

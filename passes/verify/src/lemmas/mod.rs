@@ -22,6 +22,7 @@ use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 
 pub(crate) use constant::constant;
+pub(crate) use elementwise::GELU_TANH;
 pub(crate) use rounding::{is_exact, rounded};
 
 /// An operand: its element over its axes.
