@@ -18,7 +18,7 @@ const EXCLUDED: f64 = -1e4;
 pub(crate) const LOWEST: f64 = -1e30;
 
 /// What is left of terms that cancel is smaller than this, relatively.
-const CANCELS: f64 = 1e-12;
+const CANCELS: f64 = 5e-6;
 
 const LITERAL: &str = "literal";
 
@@ -242,8 +242,9 @@ impl Terms {
         let mut product: Vec<(TermId, Number)> = vec![];
         for (term, exponent) in collected {
             let exponent = if self.is_truth(term) && exponent > 0.0 { 1.0 } else { exponent };
-            if exponent.abs() > CANCELS {
-                let exponent = self.number(exponent);
+            let rounded = (exponent * 1e6).round() / 1e6;
+            if rounded != 0.0 {
+                let exponent = self.number(rounded);
                 product.push((term, exponent));
             }
         }

@@ -48,7 +48,7 @@ pub struct Comparer {
 impl Comparer {
     /// Of graphs over the real numbers.
     pub fn of_real_numbers() -> Comparer {
-        Comparer { terms: Terms::of(Algebra::Real) }
+        Comparer::default()
     }
 
     /// Of graphs whose values are also rounded to f16, bf16 and narrower dtypes wherever the graphs have them.

@@ -6,12 +6,11 @@
 //! arguments are named canonically, and which terms apply.
 
 use crate::index::{Affine, Atom, Ix, Var};
-use crate::lemmas::{GELU_TANH, Results};
+use crate::lemmas::Results;
 use frit_ir::{DType, Op, Tensor};
 use rustc_hash::FxHashMap;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::f64::consts::{E, FRAC_1_SQRT_2, LN_2, PI, SQRT_2};
 use std::rc::Rc;
 
 /// What stands for variables, sorted by variable.
@@ -142,23 +141,21 @@ pub(crate) struct Terms {
     pub(crate) next_fresh: u32,
 }
 
-/// Numbers that differ by less, relatively, are the same: those that are computed in f64 in another order.
-const SAME_NUMBER: f64 = 1e-12;
+/// Scalars of two graphs that differ by less, relatively, are the same: constants are rounded to f32.
+const SAME_NUMBER: f64 = 2e-6;
 
-/// Whole numbers up to this are told from all others by less than half of their distance.
-const LARGEST_WHOLE: f64 = 1e9;
+/// Numbers below this that are almost whole are.
+const WHOLE: f64 = 1e5;
+
+/// The relative rounding error of bf16.
+const ROUNDED: f64 = 1.0 / 256.0;
 
 impl Terms {
     pub(crate) fn of(algebra: Algebra) -> Terms {
-        let mut terms = Terms { algebra, ..Terms::default() };
-        // Those of lemmas, which models have rounded.
-        for x in [FRAC_1_SQRT_2, SQRT_2, (2.0 / PI).sqrt(), GELU_TANH, PI, LN_2, E] {
-            terms.number(x);
-        }
-        terms
+        Terms { algebra, ..Terms::default() }
     }
 
-    /// The number, or one that was seen before and differs by what f64 rounds.
+    /// The number, or one that differs by less than rounding and was seen before. Whole numbers are exact.
     pub(crate) fn number(&mut self, x: f64) -> Number {
         if x == 0.0 {
             return Number::ZERO;
@@ -167,10 +164,8 @@ impl Terms {
             return Number(x.to_bits());
         }
         let whole = x.round();
-        let is_whole = whole != 0.0
-            && whole.abs() < LARGEST_WHOLE
-            && (x - whole).abs() <= SAME_NUMBER * whole.abs();
-        let x = if is_whole { whole } else { x };
+        let is_whole = whole != 0.0 && (x - whole).abs() <= SAME_NUMBER * whole.abs();
+        let x = if is_whole && whole.abs() < WHOLE { whole } else { x };
         let key = x.abs().to_bits();
         let near = |k: &u64| (f64::from_bits(*k) - x.abs()).abs() <= SAME_NUMBER * x.abs();
         let below = self.numbers.range(..=key).next_back().map(|(k, ())| *k).filter(near);
@@ -181,20 +176,17 @@ impl Terms {
         Number(f64::from_bits(found).copysign(x).to_bits())
     }
 
-    /// The number that was seen before which a constant of this dtype is the rounding of, the nearest if there are several, or the
-    /// constant itself.
-    pub(crate) fn unrounded(&self, x: f64, dtype: DType) -> f64 {
+    /// The number that was seen before of which this is the rounding to a narrow dtype, or the number itself.
+    pub(crate) fn unrounded(&self, x: f64) -> f64 {
         let size = x.abs();
-        if !x.is_finite() || !dtype.is_float() || self.numbers.contains_key(&size.to_bits()) {
+        let (low, high) = (size * (1.0 - ROUNDED), size * (1.0 + ROUNDED));
+        if !x.is_finite() || self.numbers.contains_key(&size.to_bits()) {
             return x;
         }
-        let error = if dtype.is_low_precision() { 1.0 / 128.0 } else { 1e-6 };
-        let (low, high) = (size * (1.0 - error), size * (1.0 + error));
         let near =
             self.numbers.range(low.to_bits()..=high.to_bits()).map(|(k, ())| f64::from_bits(*k));
-        let rounds = near.filter(|y| dtype.round(*y) == size);
         let distance = |y: &f64| (y - size).abs();
-        let nearest = rounds.min_by(|a, b| distance(a).total_cmp(&distance(b)));
+        let nearest = near.min_by(|a, b| distance(a).total_cmp(&distance(b)));
         nearest.unwrap_or(size).copysign(x)
     }
 

@@ -14,7 +14,7 @@ pub(crate) fn constant(t: &mut Terms, tensor: &Tensor) -> TermId {
         return of_bits(t, tensor);
     }
     if let Some(x) = tensor.as_splat() {
-        let x = t.unrounded(x, tensor.dtype());
+        let x = if tensor.dtype().is_low_precision() { t.unrounded(x) } else { x };
         return t.constant(x);
     }
     let sizes = tensor.shape().dims().to_vec();
@@ -203,17 +203,24 @@ fn band(t: &mut Terms, sizes: &[usize], axes: &[Ix], values: &[f64]) -> Option<T
     Some(t.select(both, a, b))
 }
 
-/// A leaf for these elements: one that was seen before, if they are the same or the rounding of its elements.
+/// A leaf for these elements: one that was seen before, if they differ by no more than rounding; integers do not differ.
 fn leaf(t: &mut Terms, dtype: DType, sizes: &[usize], values: Vec<f64>, axes: &[Ix]) -> TermId {
     let known = t.constants.entry(sizes.to_vec()).or_default();
-    let is_rounding = |a: f64, b: f64| a == b || dtype.round(a) == b || (a.is_nan() && b.is_nan());
+    let near = |seen: DType, a: f64, b: f64| {
+        let is_low = seen.is_low_precision() || dtype.is_low_precision();
+        let wide = if is_low { 1.0 / 128.0 } else { 2e-6 };
+        a == b || (a - b).abs() <= wide * a.abs().max(b.abs()) || (a.is_nan() && b.is_nan())
+    };
     let bits = t.algebra == Algebra::Bits;
     let found = known.iter().find(|(seen, _)| match bits || !dtype.is_float() {
         true => {
             let bits = |values: &[f64]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             bits(&seen.to_f64s()) == bits(&values)
         }
-        false => seen.to_f64s().iter().zip(&values).all(|(a, b)| is_rounding(*a, *b)),
+        false => {
+            let mut pairs = seen.to_f64s().into_iter().zip(&values);
+            pairs.all(|(a, b)| near(seen.dtype(), a, *b))
+        }
     });
     let leaf = match found {
         Some((_, leaf)) => *leaf,

@@ -5,9 +5,6 @@ use crate::term::{Function, TermId, Terms};
 use frit_ir::DType;
 use frit_ir::ops::{BinaryFn, Clip, CompareFn, LogicalFn, UnaryFn};
 
-/// The factor of the cube in the approximation of GELU.
-pub(crate) const GELU_TANH: f64 = 0.044715;
-
 /// Casts between floats are the identity: rounding is counted, not proved.
 pub(super) fn cast(t: &mut Terms, x: &Operand, to: DType) -> TermId {
     let from = x.ty.dtype;
@@ -58,7 +55,7 @@ pub(super) fn unary(t: &mut Terms, f: UnaryFn, x: TermId) -> TermId {
         UnaryFn::GeluTanh => {
             let cube = t.power(x, 3.0);
             let root = (2.0 / std::f64::consts::PI).sqrt();
-            let inner = t.sum(&[(x, root), (cube, root * GELU_TANH)], 0.0);
+            let inner = t.sum(&[(x, root), (cube, root * 0.044715)], 0.0);
             let tanh = t.apply("tanh", &[inner]);
             half_of_one_more(t, x, tanh)
         }

@@ -15,14 +15,13 @@ mod tests;
 
 use crate::index::{Ix, Kind, Var};
 use crate::term::{Algebra, TermId, Terms};
-use frit_ir::ops::{Linear, ReduceFn, UnaryFn};
+use frit_ir::ops::{Linear, PredicateFn, ReduceFn, UnaryFn};
 use frit_ir::{DType, Op, Tensor, TensorType};
 use rustc_hash::{FxHashMap, FxHasher};
 use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 
 pub(crate) use constant::constant;
-pub(crate) use elementwise::GELU_TANH;
 pub(crate) use rounding::{is_exact, rounded};
 
 /// An operand: its element over its axes.
@@ -145,6 +144,8 @@ fn exact(t: &mut Terms, op: &Op, operands: &[Operand], types: &[&TensorType]) ->
     match op {
         Op::Cast(cast) => one(elementwise::cast(t, &operands[0], cast.to)),
         Op::Unary(f) => one(elementwise::unary(t, *f, operands[0].term)),
+        // No value is a NaN.
+        Op::Predicate(PredicateFn::IsNan) => one(t.constant(0.0)),
         Op::Predicate(f) => one(t.apply(f.name(), &[operands[0].term])),
         Op::Clip(clip) => one(elementwise::clip(t, clip, operands[0].term)),
         Op::Binary(f) => {

@@ -223,7 +223,6 @@ impl<'a> Numbers<'a> {
                 let x = bound(first).map_or(x, |low| x.max(low));
                 bound(second).map_or(x, |high| x.min(high))
             }
-            ("is_nan", &[x]) => f64::from(x.is_nan()),
             ("is_inf", &[x]) => f64::from(x.is_infinite()),
             ("to_integer", &[x]) if second == DType::U8 as u64 => f64::from(x as i64 as u8),
             ("to_integer", &[x]) => x.trunc(),
