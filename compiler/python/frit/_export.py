@@ -58,7 +58,7 @@ class Exported:
             remedy = "give example_inputs: a tensor, a tuple, or a dict"
             raise refuse("E097", "a torch module needs example inputs", remedy)
         args, kwargs = _arguments(example_inputs)
-        _refuse_embeddings(module)
+        _refuse_parts(module)
         functions = Functions(torch)
         with _training(module), _flat(module) as self.outputs, _quiet(), _plain_attention():
             norms = [m for m in module.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
@@ -164,8 +164,12 @@ def _with_note(error, other, form):
     return FritError(f"{text}\n  {note}", [noted, *rest])
 
 
-def _refuse_embeddings(module):
-    """Refuses what no file says of embeddings."""
+def _refuse_parts(module):
+    """Refuses what no file says of embeddings, and parameters that it cannot have."""
+    for name, parameter in module.named_parameters():
+        if parameter.is_complex():
+            remedy = "keep its real and imaginary parts, and write products with it out: docs/exporting.md"
+            raise refuse("E032", f"the parameter `{name}` is complex", remedy)
     for name, part in module.named_modules():
         if getattr(part, "scale_grad_by_freq", False):
             remedy = "leave it out: no file says that its gradient is divided by how often each row is read"

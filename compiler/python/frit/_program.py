@@ -5,13 +5,14 @@ import operator
 from unittest.mock import patch
 
 from frit._errors import FritError, refuse
+from frit._losses import traceable
 
 
 def traced(torch, module, args, kwargs):
     """The program of a module, in which gradients stop where they stop in the module."""
     with torch.enable_grad():
         try:
-            with _inference_as_no_grad(torch), _data_as_detach(torch):
+            with _inference_as_no_grad(torch), _stand_ins(torch):
                 program = torch.export.export(module, args, kwargs, strict=False)
         except Exception as error:
             program = None if isinstance(error, FritError) else _strict(torch, module, args, kwargs)
@@ -69,14 +70,19 @@ def _inference_as_no_grad(torch):
         cls.__enter__, cls.__exit__ = enter, leave
 
 
-def _data_as_detach(torch):
-    """`x.data` as `x.detach()`, which it equals where nothing writes it; torch cannot trace it."""
+def _stand_ins(torch):
+    """What is called in place of what torch cannot trace: losses by their definitions, and `x.detach()` for `x.data`, which it equals
+    where nothing writes it."""
+    losses = traceable(torch)
 
     class Mode(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
+            kwargs = kwargs or {}
             if func == torch.Tensor.data.__get__ and torch.compiler.is_exporting():
                 return args[0].detach()
-            return func(*args, **(kwargs or {}))
+            stand_in = losses.get(func)
+            found = stand_in(*args, **kwargs) if stand_in else None
+            return func(*args, **kwargs) if found is None else found
 
     return Mode()
 

@@ -1,5 +1,7 @@
 """Translations of operators that the exporter writes in a form that computes something else, or that overflows."""
 
+from frit._operators import operators
+
 
 def translations():
     """A custom translation table for `torch.onnx.export`."""
@@ -91,15 +93,54 @@ def translations():
             mean = onnx.Div(total, onnx.Max(count, one))
         return onnx.Where(onnx.Greater(count, onnx.CastLike(0, count)), mean, self)
 
+    def arange_start(
+        start: float,
+        end: float,
+        dtype: int = -1,
+        layout: str = "",
+        device: str = "",
+        pin_memory: bool = False,
+    ) -> TTensor:
+        # The exporter writes numbers of several types into one range.
+        start, end = _of_one_type(start, end)
+        return core.aten_arange_start(start, end, dtype, layout, device, pin_memory)
+
+    def arange_start_step(
+        start: float,
+        end: float,
+        step: float = 1,
+        dtype: int = -1,
+        layout: str = "",
+        device: str = "",
+        pin_memory: bool = False,
+    ) -> TTensor:
+        start, end, step = _of_one_type(start, end, step)
+        return core.aten_arange_start_step(start, end, step, dtype, layout, device, pin_memory)
+
     def squeeze(self: TTensor, dim: int) -> TTensor:
         # PyTorch leaves an axis of another size as it is.
         if len(self.shape) == 0 or self.shape[dim] != 1:
             return onnx.Identity(self)
         return onnx.Squeeze(self, [dim])
 
-    def cdist(x1: TFloat, x2: TFloat, p: float, compute_mode: Optional[int] = None) -> TFloat:
+    def root(total, p):
         # The gradient is 0 where the distance is.
-        one, none = onnx.CastLike(1, x1), onnx.CastLike(0, x1)
+        one, none = onnx.CastLike(1, total), onnx.CastLike(0, total)
+        is_none = onnx.Equal(total, none)
+        power = onnx.Pow(onnx.Where(is_none, one, total), onnx.CastLike(1 / p, total))
+        return onnx.Where(is_none, none, power)
+
+    def distance(size, p):
+        """The norm, over the last axis, of what has these sizes."""
+        if p in (1, float("inf")):
+            reduced = onnx.ReduceSum if p == 1 else onnx.ReduceMax
+            return reduced(size, [-1], keepdims=0)
+        one, none = onnx.CastLike(1, size), onnx.CastLike(0, size)
+        is_none = onnx.Equal(size, none)
+        power = onnx.Pow(onnx.Where(is_none, one, size), onnx.CastLike(p, size))
+        return root(onnx.ReduceSum(onnx.Where(is_none, none, power), [-1], keepdims=0), p)
+
+    def cdist(x1: TFloat, x2: TFloat, p: float, compute_mode: Optional[int] = None) -> TFloat:
         rows = max(x1.shape[-2], x2.shape[-2])
         if p == 2 and (compute_mode == 1 or (rows > 25 and compute_mode != 2)):
             # As PyTorch computes many of them, by a product of matrices.
@@ -108,17 +149,10 @@ def translations():
             order[-2:] = reversed(order[-2:])
             x2, squares[1] = onnx.Transpose(x2, perm=order), onnx.Transpose(squares[1], perm=order)
             product = onnx.Mul(onnx.MatMul(x1, x2), onnx.CastLike(-2, x1))
-            total = onnx.Max(onnx.Add(onnx.Add(*squares), product), none)
+            total = onnx.Max(onnx.Add(onnx.Add(*squares), product), onnx.CastLike(0, product))
         else:
-            size = onnx.Abs(onnx.Sub(onnx.Unsqueeze(x1, [-2]), onnx.Unsqueeze(x2, [-3])))
-            if p == 1:
-                return onnx.ReduceSum(size, [-1], keepdims=0)
-            is_none = onnx.Equal(size, none)
-            power = onnx.Pow(onnx.Where(is_none, one, size), onnx.CastLike(p, x1))
-            total = onnx.ReduceSum(onnx.Where(is_none, none, power), [-1], keepdims=0)
-        is_none = onnx.Equal(total, none)
-        root = onnx.Pow(onnx.Where(is_none, one, total), onnx.CastLike(1 / p, x1))
-        return onnx.Where(is_none, none, root)
+            return distance(onnx.Abs(onnx.Sub(onnx.Unsqueeze(x1, [-2]), onnx.Unsqueeze(x2, [-3]))), p)
+        return root(total, p)
 
     def scaled_dot_product_attention(
         query: TFloat,
@@ -148,11 +182,18 @@ def translations():
         return onnx.MatMul(weights, value)
 
     aten = torch.ops.aten
-    return {
+    return operators(scatter_reduce, distance) | {
         aten.log_sigmoid.default: log_sigmoid,
         aten.cross_entropy_loss.default: cross_entropy_loss,
+        aten.arange.start: arange_start,
+        aten.arange.start_step: arange_start_step,
         aten.scatter_reduce.two: scatter_reduce,
         aten.squeeze.dim: squeeze,
         aten._cdist_forward.default: cdist,
         aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
     }
+
+
+def _of_one_type(*numbers):
+    """All as floats, if one of them is."""
+    return map(float, numbers) if any(isinstance(x, float) for x in numbers) else numbers

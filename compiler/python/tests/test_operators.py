@@ -1,0 +1,131 @@
+"""Operators and losses that torch's exporter cannot write, beside torch."""
+
+import pytest
+from test_program import check, is_archived, trained
+
+
+def operators(torch):
+    """Functions of [8, 6] activations between -2 and 2."""
+    functional = torch.nn.functional
+    steps = torch.linspace(-1, 1, 5)
+    rows = torch.tensor([3, 0, 0, 2, 2, 2, 0, 3])
+
+    def gamma(scale, shift):
+        return lambda x: (torch.lgamma(scale * x + shift) + torch.digamma(scale * x + shift) * 0.1)
+
+    def pooled(axes, size):
+        def pool(x):
+            shape = (2, 2, 12) if axes == 1 else (2, 1, 4, 6) if axes == 2 else (1, 2, 4, 2, 3)
+            pool = getattr(functional, f"adaptive_max_pool{axes}d")
+            values, places = pool(x.reshape(shape), size, True)
+            return values * (1 + places)
+
+        return pool
+
+    def reduced(reduce, include_self):
+        return lambda x: torch.ones(4, 6).index_reduce(0, rows, x, reduce, include_self=include_self)
+
+    def bag(mode, **options):
+        def of(x):
+            ids = torch.tensor([1, 2, 3, 1, 5, 6, 1, 7, 1, 0])
+            weights = torch.cat([x[:, 0], x[:2, 1]]) if mode == "sum" else None
+            offsets = torch.tensor([0, 3, 3, 6, 7, 10][: 6 if options.get("include_last_offset") else 5])
+            return functional.embedding_bag(
+                ids, x, offsets, mode=mode, per_sample_weights=weights, padding_idx=1, **options
+            )
+
+        return of
+
+    def quantile_like(x):
+        smallest, place = x.kthvalue(2, 0, keepdim=True)
+        return smallest * (1 + place) + x.median() * x + x.median(1)[0][:, None]
+
+    def extremes(x):
+        (high, at_high), (low, at_low) = torch.cummax(x, 1), torch.cummin(x, 0)
+        return high * (1 + at_high) + low * (1 + at_low)
+
+    def searched(x):
+        left = torch.searchsorted(steps, x.detach())
+        right = torch.searchsorted(steps.expand(8, 5).contiguous(), x.detach().contiguous(), right=True, out_int32=True)
+        return x * (left + 2 * right)
+
+    def distances(x):
+        return sum(functional.pdist(x, p) for p in (1.0, 2.0, 3.0, float("inf")))
+
+    return {
+        "hypot": lambda x: torch.hypot(x, x + 1),
+        "gamma_small": gamma(0.2, 0.6),
+        "gamma_large": gamma(2.0, 30.0),
+        "gamma_negative": gamma(0.2, -2.5),
+        "erfinv": lambda x: torch.erfinv(torch.tanh(1.5 * x) * 0.999),
+        "quantile_like": quantile_like,
+        "extremes": extremes,
+        "searched": searched,
+        "distances": distances,
+        "pooled_1": pooled(1, 5),
+        "pooled_2": pooled(2, (3, 4)),
+        "pooled_3": pooled(3, (3, 1, 2)),
+        "reduced_mean": reduced("mean", True),
+        "reduced_amax": reduced("amax", False),
+        "reduced_prod": reduced("prod", True),
+        "bag_sum": bag("sum"),
+        "bag_mean": bag("mean", include_last_offset=True),
+        "bag_max": bag("max"),
+        "gaussian": lambda x: functional.gaussian_nll_loss(x, x.roll(1, 0), x.exp().mean(1), full=True),
+        "gaussian_clamped": lambda x: functional.gaussian_nll_loss(x, x.roll(1, 0), x.square(), eps=0.1, reduction="none"),
+    }
+
+
+OPERATORS = "hypot gamma_small gamma_large gamma_negative erfinv quantile_like extremes searched distances pooled_1 pooled_2 pooled_3"
+OPERATORS += " reduced_mean reduced_amax reduced_prod bag_sum bag_mean bag_max gaussian gaussian_clamped"
+
+
+@pytest.mark.parametrize("name", OPERATORS.split())
+def test_operators_without_an_onnx_form_are_those_of_torch(torch, name):
+    function = operators(torch)[name]
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = torch.nn.Linear(6, 6)
+
+        def forward(self, x):
+            y = function(2 * torch.tanh(self.a(x)))
+            return {"loss": (y * torch.arange(1.0, y.numel() + 1).reshape(y.shape).cos()).sum() / 100}
+
+    torch.manual_seed(0)
+    plan, *compared = trained(torch, Model(), {"x": torch.randn(8, 6)})
+    check(*compared, rel=1e-5)
+    assert not is_archived(plan)
+
+
+# Lengths of targets and frames, and how losses are reduced.
+CTC = [
+    ([3, 2], [8, 6], {}),
+    ([2, 0], [8, 7], {"reduction": "sum", "blank": 3}),
+    ([3, 2], [3, 8], {"zero_infinity": True}),
+    ([1, 2], [5, 8], {"reduction": "none"}),
+]
+
+
+@pytest.mark.parametrize("labels, frames, options", CTC)
+@pytest.mark.parametrize("ranks, accumulation", [(1, 1), (2, 2)])
+def test_ctc_is_that_of_torch(torch, labels, frames, options, ranks, accumulation):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = torch.nn.Linear(6, 5)
+
+        def forward(self, x, y, n):
+            logs = self.a(x).log_softmax(-1).transpose(0, 1)
+            lengths = torch.tensor(frames).repeat(len(x) // 2)
+            loss = torch.nn.functional.ctc_loss(logs, y, lengths, n, **options)
+            return {"loss": loss if options.get("reduction") is None else loss.sum() / len(x)}
+
+    torch.manual_seed(0)
+    labelled = {"y": torch.tensor([[1, 1, 2], [2, 4, -1]]), "n": torch.tensor(labels)}
+    inputs = {k: v.repeat(ranks * accumulation, *[1] * (v.dim() - 1)) for k, v in labelled.items()}
+    inputs["x"] = torch.randn(2 * ranks * accumulation, 8, 6)
+    plan, *compared = trained(torch, Model(), inputs, ranks=ranks, accumulation=accumulation)
+    check(*compared, rel=1e-5)
+    assert not is_archived(plan)
