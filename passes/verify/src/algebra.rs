@@ -7,7 +7,7 @@
 //! Laws that hold only where values are defined are used as such: √x·√x = x, x/x = 1, ln eˣ = x. No value is a NaN.
 
 use crate::index::{Affine, Atom, Ix};
-use crate::term::{Algebra, Function, Number, Term, TermId, Terms};
+use crate::term::{Algebra, Function, Number, SAME_NUMBER, Term, TermId, Terms};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -17,10 +17,17 @@ const EXCLUDED: f64 = -1e4;
 /// The sum of this and a score is this: −∞ does as well.
 pub(crate) const LOWEST: f64 = -1e30;
 
-/// What is left of terms that cancel is smaller than this, relatively.
-const CANCELS: f64 = 5e-6;
-
 const LITERAL: &str = "literal";
+
+/// Adds a number to a sum, and its size to that of the sizes.
+fn add(to: &mut (f64, f64), x: f64) {
+    *to = (to.0 + x, to.1 + x.abs());
+}
+
+/// Whether nothing is left of numbers with this sum, and this sum of their sizes.
+fn cancels((sum, size): (f64, f64)) -> bool {
+    sum.abs() <= SAME_NUMBER * size
+}
 
 impl Terms {
     pub(crate) fn constant(&mut self, x: f64) -> TermId {
@@ -110,7 +117,6 @@ impl Terms {
         // Of each term the sum of its factors, and of their sizes.
         let mut collected: BTreeMap<TermId, (f64, f64)> = BTreeMap::new();
         let mut total = (constant, constant.abs());
-        let add = |to: &mut (f64, f64), x: f64| *to = (to.0 + x, to.1 + x.abs());
         for &(part, factor) in parts {
             if factor == 0.0 {
                 continue;
@@ -129,12 +135,10 @@ impl Terms {
         if total.1.is_infinite() {
             return self.constant(total.0);
         }
-        // What is left of equal terms that cancel.
-        let gone = |(sum, size): (f64, f64)| sum.abs() <= CANCELS * size;
-        let constant = if gone(total) { 0.0 } else { total.0 };
+        let constant = if cancels(total) { 0.0 } else { total.0 };
         let mut sum: Vec<(TermId, Number)> = vec![];
         for (term, factor) in collected {
-            if !gone(factor) {
+            if !cancels(factor) {
                 let factor = self.number(factor.0);
                 sum.push((term, factor));
             }
@@ -189,7 +193,8 @@ impl Terms {
 
     /// Π termᵉ.
     pub(crate) fn product(&mut self, factors: &[(TermId, f64)]) -> TermId {
-        let mut collected: BTreeMap<TermId, f64> = BTreeMap::new();
+        // Of each factor the sum of its exponents, and of their sizes.
+        let mut exponents: BTreeMap<TermId, (f64, f64)> = BTreeMap::new();
         let mut number = 1.0;
         let mut open: Vec<(TermId, f64)> = factors.to_vec();
         while let Some((factor, exponent)) = open.pop() {
@@ -209,15 +214,17 @@ impl Terms {
                         other => other,
                     };
                     if rest == factor || (content < 0.0 && exponent.fract() != 0.0) {
-                        *collected.entry(factor).or_default() += exponent;
+                        add(exponents.entry(factor).or_default(), exponent);
                     } else {
                         number *= content.powf(exponent);
                         open.push((rest, exponent));
                     }
                 }
-                _ => *collected.entry(factor).or_default() += exponent,
+                _ => add(exponents.entry(factor).or_default(), exponent),
             }
         }
+        let kept = exponents.into_iter().filter(|(_, exponent)| !cancels(*exponent));
+        let mut collected: BTreeMap<TermId, f64> = kept.map(|(t, (sum, _))| (t, sum)).collect();
         if number == 0.0 {
             return self.constant(0.0);
         }
@@ -242,11 +249,8 @@ impl Terms {
         let mut product: Vec<(TermId, Number)> = vec![];
         for (term, exponent) in collected {
             let exponent = if self.is_truth(term) && exponent > 0.0 { 1.0 } else { exponent };
-            let rounded = (exponent * 1e6).round() / 1e6;
-            if rounded != 0.0 {
-                let exponent = self.number(rounded);
-                product.push((term, exponent));
-            }
+            let exponent = self.number(exponent);
+            product.push((term, exponent));
         }
         let term = match &product[..] {
             [] => return self.constant(number),

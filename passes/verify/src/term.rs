@@ -141,14 +141,22 @@ pub(crate) struct Terms {
     pub(crate) next_fresh: u32,
 }
 
-/// Scalars of two graphs that differ by less, relatively, are the same: constants are rounded to f32.
-const SAME_NUMBER: f64 = 2e-6;
+/// Scalars of two graphs that differ by no more, relatively, are the same, and what is left of equal terms that cancel is none: four
+/// rounding errors of f32.
+pub(crate) const SAME_NUMBER: f64 = 2.5e-7;
 
 /// Numbers below this that are almost whole are.
 const WHOLE: f64 = 1e5;
 
-/// The relative rounding error of bf16.
-const ROUNDED: f64 = 1.0 / 256.0;
+/// No float is rounded to a narrow dtype by more, relatively.
+const ROUNDED: f64 = 1.0 / 8.0;
+
+/// Whether a number, or one that is the same, is rounded to another in this dtype.
+pub(crate) fn is_rounded(x: f64, to: f64, dtype: DType) -> bool {
+    let (x, to) = (x * to.signum(), to.abs());
+    let rounded = |factor: f64| dtype.round(x * factor);
+    rounded(1.0 - SAME_NUMBER) <= to && to <= rounded(1.0 + SAME_NUMBER)
+}
 
 impl Terms {
     pub(crate) fn of(algebra: Algebra) -> Terms {
@@ -176,15 +184,15 @@ impl Terms {
         Number(f64::from_bits(found).copysign(x).to_bits())
     }
 
-    /// The number that was seen before of which this is the rounding to a narrow dtype, or the number itself.
-    pub(crate) fn unrounded(&self, x: f64) -> f64 {
+    /// The number that was seen before and is this one when it is rounded to a narrow dtype, or the number itself.
+    pub(crate) fn unrounded(&self, x: f64, dtype: DType) -> f64 {
         let size = x.abs();
         let (low, high) = (size * (1.0 - ROUNDED), size * (1.0 + ROUNDED));
         if !x.is_finite() || self.numbers.contains_key(&size.to_bits()) {
             return x;
         }
-        let near =
-            self.numbers.range(low.to_bits()..=high.to_bits()).map(|(k, ())| f64::from_bits(*k));
+        let near = self.numbers.range(low.to_bits()..=high.to_bits());
+        let near = near.map(|(k, ())| f64::from_bits(*k)).filter(|y| is_rounded(*y, size, dtype));
         let distance = |y: &f64| (y - size).abs();
         let nearest = near.min_by(|a, b| distance(a).total_cmp(&distance(b)));
         nearest.unwrap_or(size).copysign(x)

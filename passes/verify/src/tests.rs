@@ -148,3 +148,49 @@ fn what_passes_no_gradient_on_stays_until_gradients_are_taken() {
         }
     }
 }
+
+#[test]
+fn what_is_left_of_numbers_that_differ_counts() {
+    let scaled = |factor: &str| {
+        of_x(
+            &[("f", "f32", factor), ("k", "f32", "246723.0")],
+            "%0: f32[4] = mul %x, %f\n%1: f32[4] = sub %x, %0\n%2: f32[4] = mul %1, %k\n%y: f32[4] = add %x, %2",
+        )
+    };
+    let bare = of_x(&[("one", "f32", "1.0")], "%y: f32[4] = mul %x, %one");
+    assert!(is_equal(&bare, &scaled("1.0")));
+    assert!(!is_equal(&bare, &scaled("1.000004")));
+    assert!(!is_equal(&bare, &scaled("1.000002")));
+}
+
+#[test]
+fn numbers_of_16_bits_are_rounded_from_others() {
+    let wide = |scale: &str| of_x(&[("k", "f32", scale)], "%y: f32[4] = mul %x, %k");
+    let narrow = |scale: &str| {
+        of_x(
+            &[("k", "bf16", scale)],
+            "%0: bf16[4] = cast %x {to = \"bf16\"}\n%1: bf16[4] = mul %0, %k\n%y: f32[4] = cast %1 {to = \"f32\"}",
+        )
+    };
+    // The neighbors of 0.17677669 in bf16 are 0.17675781 and 0.17773438.
+    assert!(is_equal(&wide("0.17677669"), &narrow("0.1767578125")));
+    assert!(!is_equal(&wide("0.17677669"), &narrow("0.177734375")));
+    assert!(!is_equal(&wide("0.125"), &narrow("0.1259765625")));
+    assert!(!is_equal(&narrow("0.125"), &narrow("0.1259765625")));
+}
+
+#[test]
+fn tables_of_16_bits_are_rounded_from_others() {
+    let table = |dtype: &str, values: &str| {
+        let narrow = "%0: bf16[4] = cast %x {to = \"bf16\"}\n%1: bf16[4] = mul %0, %k\n%y: f32[4] = cast %1 {to = \"f32\"}";
+        let nodes = if dtype == "f32" { "%y: f32[4] = mul %x, %k" } else { narrow };
+        let ty = format!("ty = {{\"dtype\":\"{dtype}\",\"shape\":[4]}}");
+        graph(&format!(
+            "{X}\n%k: {dtype}[4] = constant {{{ty}, values = [{values}]}}\n{nodes}\nreturn %y as \"y\" gradient"
+        ))
+    };
+    let wide = table("f32", "0.17677669, -0.3, 2.7, 0.0");
+    assert!(is_equal(&wide, &table("bf16", "0.1767578125, -0.30078125, 2.703125, 0.0")));
+    assert!(!is_equal(&wide, &table("bf16", "0.1767578125, -0.298828125, 2.703125, 0.0")));
+    assert!(!is_equal(&wide, &table("f32", "0.17677669, -0.3, 2.70001, 0.0")));
+}

@@ -2,7 +2,7 @@
 
 use crate::algebra::LOWEST;
 use crate::index::Ix;
-use crate::term::{Algebra, Term, TermId, Terms};
+use crate::term::{Algebra, SAME_NUMBER, Term, TermId, Terms, is_rounded};
 use frit_ir::{DType, Tensor};
 
 /// More elements are not searched for a pattern.
@@ -14,7 +14,8 @@ pub(crate) fn constant(t: &mut Terms, tensor: &Tensor) -> TermId {
         return of_bits(t, tensor);
     }
     if let Some(x) = tensor.as_splat() {
-        let x = if tensor.dtype().is_low_precision() { t.unrounded(x) } else { x };
+        let dtype = tensor.dtype();
+        let x = if dtype.is_low_precision() { t.unrounded(x, dtype) } else { x };
         return t.constant(x);
     }
     let sizes = tensor.shape().dims().to_vec();
@@ -203,14 +204,22 @@ fn band(t: &mut Terms, sizes: &[usize], axes: &[Ix], values: &[f64]) -> Option<T
     Some(t.select(both, a, b))
 }
 
+/// Whether elements of constants of two dtypes are the same number, each rounded to its dtype.
+fn is_same((a, of_a): (f64, DType), (b, of_b): (f64, DType)) -> bool {
+    if a == b || (a.is_nan() && b.is_nan()) {
+        return true;
+    }
+    match (of_a.is_low_precision(), of_b.is_low_precision()) {
+        (false, false) => (a - b).abs() <= SAME_NUMBER * a.abs().max(b.abs()),
+        (false, true) => is_rounded(a, b, of_b),
+        (true, false) => is_rounded(b, a, of_a),
+        (true, true) => of_a != of_b && (is_rounded(a, b, of_b) || is_rounded(b, a, of_a)),
+    }
+}
+
 /// A leaf for these elements: one that was seen before, if they differ by no more than rounding; integers do not differ.
 fn leaf(t: &mut Terms, dtype: DType, sizes: &[usize], values: Vec<f64>, axes: &[Ix]) -> TermId {
     let known = t.constants.entry(sizes.to_vec()).or_default();
-    let near = |seen: DType, a: f64, b: f64| {
-        let is_low = seen.is_low_precision() || dtype.is_low_precision();
-        let wide = if is_low { 1.0 / 128.0 } else { 2e-6 };
-        a == b || (a - b).abs() <= wide * a.abs().max(b.abs()) || (a.is_nan() && b.is_nan())
-    };
     let bits = t.algebra == Algebra::Bits;
     let found = known.iter().find(|(seen, _)| match bits || !dtype.is_float() {
         true => {
@@ -219,7 +228,7 @@ fn leaf(t: &mut Terms, dtype: DType, sizes: &[usize], values: Vec<f64>, axes: &[
         }
         false => {
             let mut pairs = seen.to_f64s().into_iter().zip(&values);
-            pairs.all(|(a, b)| near(seen.dtype(), a, *b))
+            pairs.all(|(a, b)| is_same((a, seen.dtype()), (*b, dtype)))
         }
     });
     let leaf = match found {
