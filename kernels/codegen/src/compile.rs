@@ -4,16 +4,17 @@ use crate::emit::region::{self, Program};
 use crate::emit::{cuda_function, cuda_multi_tensor, host_function, pointwise};
 use crate::error::{CodegenError, Unsupported};
 use crate::host::{self, HostTarget};
+use crate::memo::{self, Memo};
+use crate::mlir::Mlir;
 use crate::ptx;
 use frit_ir::ops::FusionKind;
 use frit_ir::plan::CudaLaunch;
 use frit_ir::{Graph, TensorType};
+use std::cell::LazyCell;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Kernels of one MLIR module. Small modules keep all cores busy; each costs a few milliseconds.
-const KERNELS_PER_MODULE: usize = 6;
 /// Minimum elements per thread: fewer do not repay the cost of starting it.
 const GRAIN_ELEMENTS: usize = 16 << 10;
 
@@ -110,16 +111,23 @@ pub fn compile_host(
     regions: &[(&str, &Graph, FusionKind)],
     target: &HostTarget,
 ) -> Result<HostObject, CodegenError> {
+    /// Of regions as MLIR.
+    static OBJECTS: Memo = Memo::new();
+
     target.check()?;
+    let any = memo::any_symbol();
     let mut kernels = Vec::with_capacity(regions.len());
     let mut functions = Vec::with_capacity(regions.len());
     for &(symbol, body, kind) in regions {
         let program = analyze(symbol, body, kind)?;
-        functions.push(host_function::emit(&program, symbol, target.converts_bf16()));
+        let text = host_function::emit(&program, &any, target.converts_bf16());
+        functions.push((symbol, text));
         kernels.push(metadata(symbol, &program));
     }
-    let modules: Vec<String> = functions.chunks(KERNELS_PER_MODULE).map(|f| f.concat()).collect();
-    let objects = in_parallel(&modules, |source| host::object(source, target))?;
+    let objects = in_parallel(&functions, |mlir, (symbol, text)| {
+        let object = OBJECTS.code(text, &target.llvm(), || host::object(mlir, text, target))?;
+        Ok(memo::named(object, symbol))
+    })?;
     let so_bytes = host::link(&objects, &target.linker)?;
     Ok(HostObject { so_bytes, kernels })
 }
@@ -136,7 +144,8 @@ pub fn host_assembly(
 ) -> Result<String, CodegenError> {
     target.check()?;
     let program = analyze(symbol, body, kind)?;
-    host::assembly(&host_function::emit(&program, symbol, target.converts_bf16()), target)
+    let text = host_function::emit(&program, symbol, target.converts_bf16());
+    host::assembly(&Mlir::new(), &text, target)
 }
 
 /// Kernels for one kind of GPU.
@@ -193,23 +202,27 @@ pub fn compile_cuda(
     regions: &[(&str, &Graph, FusionKind)],
     chip: &str,
 ) -> Result<CudaModule, CodegenError> {
+    /// Of regions as MLIR.
+    static TEXTS: Memo = Memo::new();
+
+    let any = memo::any_symbol();
     let mut kernels = Vec::with_capacity(regions.len());
     let mut sources = Vec::with_capacity(regions.len());
     for &(symbol, body, kind) in regions {
-        let (kernel, text) = cuda_kernel(symbol, body, kind)
+        let (mut kernel, text) = cuda_kernel(&any, body, kind)
             .map_err(|reason| CodegenError::Unsupported { symbol: symbol.into(), reason })?;
-        let blocks = kernel.launches.iter().map(|l| (l.symbol.clone(), l.block));
-        sources.push((text, blocks.collect::<Vec<_>>()));
+        let blocks: Vec<_> = kernel.launches.iter().map(|l| (l.symbol.clone(), l.block)).collect();
+        for launch in &mut kernel.launches {
+            launch.symbol = launch.symbol.replace(&any, symbol);
+        }
+        sources.push((symbol, text, blocks));
         kernels.push(kernel);
     }
-    let modules: Vec<(String, Vec<(String, u32)>)> = sources
-        .chunks(KERNELS_PER_MODULE)
-        .map(|part| {
-            let (texts, blocks): (Vec<_>, Vec<_>) = part.iter().cloned().unzip();
-            (texts.concat(), blocks.concat())
-        })
-        .collect();
-    let texts = in_parallel(&modules, |(source, blocks)| ptx::ptx(source, blocks, chip))?;
+    let target = ptx::target(chip)?;
+    let texts = in_parallel(&sources, |mlir, (symbol, source, blocks)| {
+        let text = TEXTS.code(source, &target, || ptx::ptx(mlir, source, blocks, &target))?;
+        Ok(String::from_utf8_lossy(&text).replace(&any, symbol))
+    })?;
     Ok(CudaModule { ptx: ptx::join(&texts), kernels })
 }
 
@@ -278,21 +291,25 @@ fn metadata(symbol: &str, program: &Program) -> KernelMeta {
     }
 }
 
-/// Applies `f` to every item on all cores; results in order, or the first error in order.
+/// An MLIR context, made where it is needed.
+type Context = LazyCell<Mlir>;
+
+/// Applies `f` to every item on all cores, with a context of the core; results in order, or the first error in order.
 fn in_parallel<T: Sync, R: Send>(
     items: &[T],
-    f: impl Fn(&T) -> Result<R, CodegenError> + Sync,
+    f: impl Fn(&Context, &T) -> Result<R, CodegenError> + Sync,
 ) -> Result<Vec<R>, CodegenError> {
     let next = AtomicUsize::new(0);
     let done: Vec<Mutex<Option<Result<R, CodegenError>>>> =
         items.iter().map(|_| Mutex::new(None)).collect();
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(items.len());
     let work = || {
+        let mlir = Context::new(Mlir::new);
         while let Some((i, item)) = {
             let i = next.fetch_add(1, Ordering::Relaxed);
             items.get(i).map(|item| (i, item))
         } {
-            *done[i].lock().unwrap_or_else(PoisonError::into_inner) = Some(f(item));
+            *done[i].lock().unwrap_or_else(PoisonError::into_inner) = Some(f(&mlir, item));
         }
     };
     std::thread::scope(|scope| -> Result<(), CodegenError> {

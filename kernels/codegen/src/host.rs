@@ -54,6 +54,12 @@ impl HostTarget {
         Err(CodegenError::Target { target: self.cpu.clone(), why })
     }
 
+    /// As LLVM describes it.
+    pub(crate) fn llvm(&self) -> Target {
+        let HostTarget { triple, cpu, features, .. } = self.clone();
+        Target { triple, cpu, features }
+    }
+
     /// Whether vectors of f32 are rounded to bf16 by one instruction.
     pub(crate) fn converts_bf16(&self) -> bool {
         self.has("avx512bf16") && self.has("avx512vl")
@@ -68,26 +74,33 @@ fn default_linker() -> PathBuf {
 ///
 /// # Errors
 /// A defect in the text, or an unknown target.
-pub(crate) fn object(source: &str, target: &HostTarget) -> Result<Vec<u8>, CodegenError> {
-    generate(source, target, FileType::Object)
+pub(crate) fn object(
+    mlir: &Mlir,
+    source: &str,
+    target: &HostTarget,
+) -> Result<Vec<u8>, CodegenError> {
+    generate(mlir, source, target, FileType::Object)
 }
 
 /// Compiles MLIR text to assembly, as [`object`].
-pub(crate) fn assembly(source: &str, target: &HostTarget) -> Result<String, CodegenError> {
-    generate(source, target, FileType::Assembly)
+pub(crate) fn assembly(
+    mlir: &Mlir,
+    source: &str,
+    target: &HostTarget,
+) -> Result<String, CodegenError> {
+    generate(mlir, source, target, FileType::Assembly)
         .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn generate(source: &str, target: &HostTarget, kind: FileType) -> Result<Vec<u8>, CodegenError> {
+fn generate(
+    mlir: &Mlir,
+    source: &str,
+    target: &HostTarget,
+    kind: FileType,
+) -> Result<Vec<u8>, CodegenError> {
     target.check()?;
-    let mlir = Mlir::new();
     let module = mlir.lower(source)?;
-    let target = Target {
-        triple: target.triple.clone(),
-        cpu: target.cpu.clone(),
-        features: target.features.clone(),
-    };
-    llvm::emit(&mlir, &module, &target, kind)
+    llvm::emit(mlir, &module, &target.llvm(), kind)
 }
 
 /// Links objects into one shared object, in order; equal objects give equal bytes.
@@ -135,7 +148,7 @@ mod tests {
     #[test]
     fn a_linked_kernel_runs_on_its_range() {
         let target = HostTarget::native();
-        let so = link(&[object(DOUBLE, &target).unwrap()], &target.linker).unwrap();
+        let so = link(&[object(&Mlir::new(), DOUBLE, &target).unwrap()], &target.linker).unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), so).unwrap();
         let mut x: Vec<f32> = (0..64).map(|i| i as f32).collect();
@@ -155,7 +168,8 @@ mod tests {
     #[test]
     fn equal_sources_give_equal_bytes() {
         let target = HostTarget::native();
-        let build = || link(&[object(DOUBLE, &target).unwrap()], &target.linker).unwrap();
+        let build =
+            || link(&[object(&Mlir::new(), DOUBLE, &target).unwrap()], &target.linker).unwrap();
         assert!(build() == build());
     }
 
@@ -175,13 +189,13 @@ mod tests {
     #[test]
     fn an_operation_without_lowering_is_named() {
         let source = "func.func @f(%x: f32) -> f32 { %y = math.erf %x : f32 return %y : f32 }";
-        let error = object(source, &HostTarget::native()).unwrap_err();
+        let error = object(&Mlir::new(), source, &HostTarget::native()).unwrap_err();
         assert!(error.to_string().contains("math.erf"), "{error}");
     }
 
     #[test]
     fn a_cpu_without_fma_is_refused_by_name() {
-        let error = object(DOUBLE, &HostTarget::new("x86-64", "+sse2")).unwrap_err();
+        let error = object(&Mlir::new(), DOUBLE, &HostTarget::new("x86-64", "+sse2")).unwrap_err();
         assert!(error.to_string().contains("avx2, fma, f16c"), "{error}");
     }
 

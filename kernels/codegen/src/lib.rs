@@ -16,6 +16,7 @@ mod emit;
 mod error;
 mod host;
 mod llvm;
+mod memo;
 mod mlir;
 mod ptx;
 

@@ -90,6 +90,7 @@ pub(crate) enum FileType {
 }
 
 /// What to generate code for.
+#[derive(Debug)]
 pub(crate) struct Target {
     /// LLVM triple.
     pub(crate) triple: String,

@@ -8,16 +8,11 @@ use crate::error::CodegenError;
 use crate::llvm::{self, FileType, Target};
 use crate::mlir::Mlir;
 
-/// Compiles MLIR text to PTX for a chip such as `sm_90`. Every function is a kernel; `blocks` has its name and threads
-/// per block.
+/// A chip such as `sm_90`, as LLVM describes it.
 ///
 /// # Errors
-/// A defect in the text, or an unknown chip.
-pub(crate) fn ptx(
-    source: &str,
-    blocks: &[(String, u32)],
-    chip: &str,
-) -> Result<String, CodegenError> {
+/// An unknown chip.
+pub(crate) fn target(chip: &str) -> Result<Target, CodegenError> {
     let known = chip.strip_prefix("sm_").and_then(|n| n.trim_end_matches('a').parse::<u32>().ok());
     let version = match known {
         Some(80..100) => "+ptx80",
@@ -27,13 +22,24 @@ pub(crate) fn ptx(
             return Err(CodegenError::Target { target: chip.into(), why });
         }
     };
-    let mlir = Mlir::new();
+    Ok(Target { triple: "nvptx64-nvidia-cuda".into(), cpu: chip.into(), features: version.into() })
+}
+
+/// Compiles MLIR text to PTX. Every function is a kernel; `blocks` has its name and threads per block.
+///
+/// # Errors
+/// A defect in the text.
+pub(crate) fn ptx(
+    mlir: &Mlir,
+    source: &str,
+    blocks: &[(String, u32)],
+    target: &Target,
+) -> Result<Vec<u8>, CodegenError> {
     let module = mlir.lower(source)?;
     mlir.mark_kernels(&module, blocks);
-    let target =
-        Target { triple: "nvptx64-nvidia-cuda".into(), cpu: chip.into(), features: version.into() };
-    let bytes = llvm::emit(&mlir, &module, &target, FileType::Assembly)?;
-    Ok(String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_string())
+    let mut text = llvm::emit(mlir, &module, target, FileType::Assembly)?;
+    text.truncate(text.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1));
+    Ok(text)
 }
 
 /// The end of a PTX module's head.
@@ -68,7 +74,9 @@ mod tests {
 
     #[test]
     fn kernels_use_wide_accesses_and_declare_their_block() {
-        let text = ptx(COPY, &[("copy".into(), 256)], "sm_90").unwrap();
+        let target = target("sm_90").unwrap();
+        let text = ptx(&Mlir::new(), COPY, &[("copy".into(), 256)], &target).unwrap();
+        let text = String::from_utf8(text).unwrap();
         assert!(text.contains(".version 8.0") && text.contains(".target sm_90"), "{text}");
         assert!(text.contains(".visible .entry copy("), "{text}");
         assert!(text.contains(".maxntid 256"), "{text}");
@@ -77,7 +85,7 @@ mod tests {
 
     #[test]
     fn an_unknown_chip_is_refused_by_name() {
-        let error = ptx(COPY, &[("copy".into(), 256)], "sm_12345").unwrap_err();
+        let error = target("sm_12345").unwrap_err();
         assert!(error.to_string().contains("sm_12345"), "{error}");
     }
 }
