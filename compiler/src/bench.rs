@@ -196,7 +196,7 @@ fn in_fp32(
     to: &Path,
     allow_external_data: bool,
 ) -> Result<Plan, Report> {
-    let Repeat { mut config, request } = Repeat::of(dir, plan, given, to, allow_external_data)?;
+    let Repeat { mut config, request, .. } = Repeat::of(dir, plan, given, to, allow_external_data)?;
     let precision = &mut config.precision;
     (precision.compute, precision.loss_scale) = (DType::F32, LossScale::None);
     precision.overrides.clear();

@@ -9,13 +9,14 @@ mod summary;
 
 pub use summary::{Group, KERNELS};
 
-use crate::compilation::{Passed, Request, imported, lowered};
+use crate::compilation::{Passed, Request, imported, lowered, source};
 use crate::config::Config;
 use crate::config::choices::{AdapterKind, BatchNorm};
 use crate::diagnostics::Report;
 use crate::import::Imported;
 use crate::pass_trace::{self, Stage};
 use crate::pipeline::{self, Options};
+use crate::source::Source;
 use crate::statement;
 use compared::{checked, kept};
 use frit_ir::plan::{Entry, KernelKind, Plan, layout};
@@ -30,6 +31,7 @@ use frit_verify::{
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fmt::Display;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
@@ -106,9 +108,20 @@ pub struct Certificate {
     pub evaluation: Vec<Checked>,
     /// The outputs of the step.
     pub outputs: Vec<Kept>,
+    /// The file that the model was read from, unless it is gone and what the plan has kept of the model was read instead.
+    pub model: Option<Model>,
     /// Parts of the plan that differ from what the model compiles to, by the name of the field; those of its evaluation as
-    /// `eval/field`.
+    /// `eval/field`, files of its folder `source` as `source/file`.
     pub edited: Vec<String>,
+}
+
+/// The file of a model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Model {
+    /// Where it is.
+    pub path: PathBuf,
+    /// The SHA-256 of its contents.
+    pub sha256: String,
 }
 
 impl Certificate {
@@ -131,6 +144,8 @@ pub struct Plans<'a> {
     pub plan: &'a Plan,
     /// The evaluation beside a training.
     pub evaluation: Option<&'a Plan>,
+    /// What is kept of the model, unless that is the model.
+    pub source: Option<&'a Source>,
 }
 
 /// Checks every pass of a trace that begins on a model, and that plans are what its last graphs are lowered to.
@@ -143,7 +158,7 @@ pub fn certify(
     trace: &[u8],
     plans: Plans,
 ) -> Result<Certificate, Report> {
-    let Imported { graph, weights, .. } = imported(request, config)?;
+    let Imported { graph, weights, ties, .. } = imported(request, config)?;
     let imported = Arc::new(graph);
     let (stages, evaluation) = pass_trace::read(trace, &imported).map_err(another_trace)?;
     let options = Options::new(config)?;
@@ -170,14 +185,20 @@ pub fn certify(
             Ok(edited(plans, &plan, other.as_ref()))
         };
         let edited = scope.spawn(move || on_large_stack(lowered));
+        let source = plans.source.map(|kept| {
+            let adapters = &training.context.adapters;
+            let expected = source(request, config, plans.plan, &ties, adapters)?;
+            Ok::<_, Report>(kept.differences(&expected))
+        });
         let evaluation = evaluation.as_ref().map_or(&[][..], |passes| &passes.done);
         let all: Vec<&Step> = training.done.iter().chain(evaluation).collect();
         let mut found = checked(&all);
         let evaluation = found.split_off(training.done.len()).into_iter().map(|f| f.pass).collect();
         let outputs = kept(&training.checker.before, &found, training.checker.ranks.number());
         let passes = found.into_iter().map(|f| f.pass).collect();
-        let edited = edited.join().expect("invariant: lowering does not panic")?;
-        Ok(Certificate { passes, evaluation, outputs, edited })
+        let mut edited = edited.join().expect("invariant: lowering does not panic")?;
+        edited.extend(source.transpose()?.unwrap_or_default());
+        Ok(Certificate { passes, evaluation, outputs, edited, model: None })
     })
 }
 
@@ -230,7 +251,7 @@ impl Checker {
         }
     }
 
-    /// For a compilation in which gradients are taken.
+    /// For a compilation that takes gradients.
     #[must_use]
     pub fn of_training(self) -> Checker {
         Checker { before_gradients: true, ..self }
@@ -387,7 +408,9 @@ impl Passes {
             return Err(another_trace("its passes are not those of this configuration").into());
         }
         let mut checker = Checker::new(begin, config);
-        checker.before_gradients = ran.contains(differentiate::INFO.name);
+        if ran.contains(differentiate::INFO.name) {
+            checker = checker.of_training();
+        }
         let mut all =
             Passes { checker, done: vec![], context: PassContext::default(), loss_elements: 0 };
         for (pass, Stage { pass: name, graph }) in enabled.into_iter().zip(stages) {

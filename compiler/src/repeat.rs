@@ -18,6 +18,8 @@ pub(crate) struct Repeat {
     pub(crate) config: Config,
     /// Its request, for the model where it is now.
     pub(crate) request: Request,
+    /// The digest of the model's file; `None` if it was written anew from what the plan has kept of it.
+    pub(crate) digest: Option<String>,
 }
 
 impl Repeat {
@@ -35,19 +37,19 @@ impl Repeat {
         let config = Config::parse(&plan.config, "source/train.toml", &[])?;
         let source = dir.join(layout::SOURCE);
         let origin = Origin::read(&source)?;
-        let model = match origin.model(&source, given) {
+        let (model, digest) = match origin.model(&source, given) {
             Err(gone) if given.is_none() => {
                 let model = to.with_extension("onnx");
                 // The missing original is a clearer error than why the plan cannot replace it.
                 from_plan(dir, &model).map_err(|_| gone)?;
-                model
+                (model, None)
             }
-            model => model?,
+            model => (model?, Some(origin.sha256)),
         };
         let allow_external_data = allow_external_data || origin.allow_external_data;
         let request =
             Request { model, binds: origin.binds, allow_external_data, ..Request::default() };
-        Ok(Repeat { config, request })
+        Ok(Repeat { config, request, digest })
     }
 }
 

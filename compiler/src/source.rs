@@ -12,6 +12,7 @@ use frit_passes::adapter::{self, Adapted};
 use serde::Deserialize;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 /// Larger fields of a parameter's tensor are left out.
@@ -83,6 +84,38 @@ impl Source {
     }
 }
 
+impl Source {
+    /// Reads it from the folder `source` of a plan.
+    ///
+    /// # Errors
+    /// If it is not there, or not readable.
+    pub fn read(folder: &Path) -> Result<Source, Diagnostic> {
+        let is_json = folder.join(layout::JSON_MODEL).exists();
+        let file = if is_json { layout::JSON_MODEL } else { layout::ONNX_MODEL };
+        let read = |file: &str| {
+            let path = folder.join(file);
+            std::fs::read(&path).map_err(|e| refused(&path, &e))
+        };
+        let origin = String::from_utf8_lossy(&read(layout::ORIGIN)?).into_owned();
+        Ok(Source { file: file.into(), model: read(file)?, origin })
+    }
+
+    /// The files that differ from those of another, but for where the model lies.
+    pub fn differences(&self, other: &Source) -> Vec<String> {
+        let origin = |source: &Source| serde_json::from_str::<Origin>(&source.origin).ok();
+        let same_origin = origin(self).zip(origin(other)).is_some_and(|(a, b)| a.says_the_same(&b));
+        let same_model = (&self.file, &self.model) == (&other.file, &other.model);
+        let files = [(same_model, self.file.as_str()), (same_origin, layout::ORIGIN)];
+        let different = files.into_iter().filter(|(same, _)| !same);
+        different.map(|(_, file)| format!("{}/{file}", layout::SOURCE)).collect()
+    }
+}
+
+/// That a file in the folder `source` is of no use.
+fn refused(file: &Path, why: &dyn Display) -> Diagnostic {
+    Diagnostic::error(Code::ExportSource, format!("{}: {why}", file.display()))
+}
+
 /// The first message; the model was read already, and there is none unless the file was changed.
 fn first(report: Report) -> Diagnostic {
     let mut all = report.diagnostics.into_iter();
@@ -112,6 +145,17 @@ pub struct Origin {
 }
 
 impl Origin {
+    /// Whether both say the same of a model, wherever it lies.
+    pub(crate) fn says_the_same(&self, other: &Origin) -> bool {
+        let elsewhere = Origin {
+            path: self.path.clone(),
+            sha256: self.sha256.clone(),
+            allow_external_data: self.allow_external_data,
+            ..other.clone()
+        };
+        *self == elsewhere
+    }
+
     /// Names of the matrices of all adapters.
     pub(crate) fn matrices(&self) -> impl Iterator<Item = String> {
         self.adapters.keys().flat_map(|weight| adapter::names(weight))
@@ -123,10 +167,8 @@ impl Origin {
     /// If it is not there, or not readable.
     pub fn read(source: &Path) -> Result<Origin, Diagnostic> {
         let file = source.join(layout::ORIGIN);
-        let refuse =
-            |e: String| Diagnostic::error(Code::ExportSource, format!("{}: {e}", file.display()));
-        let text = std::fs::read_to_string(&file).map_err(|e| refuse(e.to_string()))?;
-        serde_json::from_str(&text).map_err(|e| refuse(e.to_string()))
+        let text = std::fs::read_to_string(&file).map_err(|e| refused(&file, &e))?;
+        serde_json::from_str(&text).map_err(|e| refused(&file, &e))
     }
 
     /// The file that the model was read from, or where it is now if that is `given`: the original, or if none is given the copy of a
@@ -136,12 +178,9 @@ impl Origin {
     /// If the file is gone, or is not the one that the plan was compiled from.
     pub fn model(&self, source: &Path, given: Option<&Path>) -> Result<PathBuf, Diagnostic> {
         let copy = source.join(layout::JSON_MODEL);
-        if given.is_none() && copy.exists() {
-            return Ok(copy);
-        }
-        let path = given.unwrap_or(&self.path);
+        let path = given.unwrap_or(if copy.exists() { &copy } else { &self.path });
         let refuse = |e: String| {
-            Diagnostic::error(Code::ExportSource, format!("{}: {e}", path.display())).help(
+            refused(path, &e).help(
                 "name the file that the plan was compiled from with --model, or compile it again",
             )
         };

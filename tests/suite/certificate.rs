@@ -7,6 +7,7 @@ use frit::certificate::{Certificate, Checker, Plans, Verdict, certify, edited};
 use frit::compilation::{Compiled, Observer, Request, compile, imported};
 use frit::config::Config;
 use frit::plan_dir;
+use frit::source::Source;
 use frit_ir::interpret::{Options, leaf_key, run_ranks};
 use frit_ir::ops::Cast;
 use frit_ir::plan::{Plan, layout, seal};
@@ -31,7 +32,11 @@ pub(crate) fn compiled(request: &Request, config: &Config) -> Compiled {
 
 /// The plans of a compilation.
 pub(crate) fn plans(compiled: &Compiled) -> Plans<'_> {
-    Plans { plan: &compiled.plan, evaluation: compiled.evaluation.as_ref().map(|e| &e.plan) }
+    Plans {
+        plan: &compiled.plan,
+        evaluation: compiled.evaluation.as_ref().map(|e| &e.plan),
+        source: Some(&compiled.source),
+    }
 }
 
 /// The certificate of a compilation.
@@ -420,6 +425,17 @@ fn an_edited_plan_is_not_what_its_model_compiles_to() {
     plan = compiled.plan.clone();
     plan.tasks.reverse();
     assert_eq!(edited(Plans { plan: &plan, ..all }), ["tasks"]);
+
+    let Source { file, mut model, origin } = compiled.source.clone();
+    let moved = origin.replace("/model.onnx", "/moved.onnx");
+    assert_ne!(moved, origin);
+    let moved = Source { file, model: model.clone(), origin: moved };
+    assert_eq!(edited(Plans { source: Some(&moved), ..all }), Vec::<String>::new());
+    model.pop();
+    let other = Source { model, ..moved.clone() };
+    assert_eq!(edited(Plans { source: Some(&other), ..all }), ["source/model.onnx"]);
+    let other = Source { origin: origin.replace("\"batch\": 4", "\"batch\": 2"), ..moved };
+    assert_eq!(edited(Plans { source: Some(&other), ..all }), ["source/origin.json"]);
 }
 
 /// Changes one place of a plan: a number or truth value, two strings or elements of lists exchanged, an element removed or doubled.
@@ -477,7 +493,8 @@ fn plans_that_are_edited_at_random_and_bound_anew_are_refused() {
         }
         tried += 1;
         accepted_without_model += usize::from(verify_plan(&plan).is_ok());
-        let found = edited(Plans { plan: &plan, evaluation: None }, &compiled.plan, None);
+        let found =
+            edited(Plans { plan: &plan, evaluation: None, source: None }, &compiled.plan, None);
         // What is told of a plan, and files beside it, which have digests of their own.
         let Plan { frit_version, cast_baseline, model_bytes, least_bytes, .. } = &compiled.plan;
         plan.frit_version.clone_from(frit_version);
@@ -510,6 +527,12 @@ fn plans_that_are_not_certified_are_refused_with_a_code() {
     let thorough =
         ["verify", dir.to_str().expect("UTF-8"), "--model", model.to_str().expect("UTF-8")];
     let refused = frit(&thorough).unwrap_err();
+    for part in ["is not what its model compiles to", "source/train.toml"] {
+        assert!(refused.contains(part), "E118 says `{part}`: {refused}");
+    }
+    let configuration = dir.join(layout::SOURCE).join(layout::CONFIGURATION);
+    std::fs::write(configuration, &plan.config).expect("written");
+    let refused = frit(&thorough).unwrap_err();
     for part in ["not certified: nothing is known of update", "clip_grad_norm"] {
         assert!(refused.contains(part), "E119 says `{part}`: {refused}");
     }
@@ -526,6 +549,7 @@ fn edited_plans_with_new_digests_are_refused_with_a_code() {
     let json: Value =
         serde_json::from_str(&frit(&[&thorough[..], &["--json"]].concat()).unwrap()).unwrap();
     assert_eq!(json["certificate"]["passes"][0]["verdict"], "as_stated");
+    assert_eq!(json["certificate"]["model"]["path"], model.to_str().expect("UTF-8"));
 
     let path = planned.path().join(layout::PLAN);
     let mut plan = plan_dir::read(&planned.path()).unwrap_or_else(|e| panic!("{e}"));

@@ -238,7 +238,12 @@ fn edited_traces_certify_no_other_step() {
                 continue;
             };
             let Some(plan) = plan_of(&request, &config, &made.plan, &stages) else { continue };
-            let found = certify(&request, &config, &file, Plans { plan: &plan, evaluation: None });
+            let found = certify(
+                &request,
+                &config,
+                &file,
+                Plans { plan: &plan, evaluation: None, source: None },
+            );
             let holds = found.is_ok_and(|certificate| certificate.holds());
             let is_same = compute_the_same(&expected, &stages.last().expect("passes").graph);
             *if is_same { &mut same } else { &mut different } += 1;
@@ -268,8 +273,10 @@ fn other_graphs_from_a_pass_on_are_not_certified() {
             let mut stages = stages.clone();
             stages[from..].iter_mut().for_each(|stage| stage.graph = other.clone());
             let Some(plan) = plan_of(&request, &config, &made.plan, &stages) else { continue };
-            let (file, plans) =
-                (recorded(&begin, &stages, &[]), Plans { plan: &plan, evaluation: None });
+            let (file, plans) = (
+                recorded(&begin, &stages, &[]),
+                Plans { plan: &plan, evaluation: None, source: None },
+            );
             let found = certify(&request, &config, &file, plans);
             different += 1;
             let holds = found.is_ok_and(|certificate| certificate.holds());

@@ -1,9 +1,12 @@
 //! `frit verify`: verifies a plan, that the files beside it are the compiled ones, and that it is what its model compiles to.
 
-use crate::certificate::{COMPILE_AGAIN, Certificate, Checked, KERNELS, Plans, Verdict, certify};
+use crate::certificate::{
+    self, COMPILE_AGAIN, Certificate, Checked, KERNELS, Plans, Verdict, certify,
+};
 use crate::diagnostics::Report;
 use crate::plan_dir;
 use crate::repeat::Repeat;
+use crate::source::Source;
 use frit_ir::plan::{Plan, layout};
 use frit_ir::{Code, Diagnostic};
 use frit_passes::verify_plan::{verify_evaluation, verify_plan};
@@ -132,21 +135,37 @@ pub fn certified(
     })?;
     let to = scratch.path().join("model");
     let again = Repeat::of(dir, &plan, model, &to, allow_external_data)?;
-    let plans = Plans { plan: &plan, evaluation: evaluation.as_ref() };
-    let certificate = certify(&again.request, &again.config, &trace, plans)?;
+    let folder = dir.join(layout::SOURCE);
+    let source = again.digest.as_ref().map(|_| Source::read(&folder)).transpose()?;
+    let plans = Plans { plan: &plan, evaluation: evaluation.as_ref(), source: source.as_ref() };
+    let mut certificate = certify(&again.request, &again.config, &trace, plans)?;
+    let configuration = folder.join(layout::CONFIGURATION);
+    if std::fs::read(&configuration).is_ok_and(|text| text != plan.config.as_bytes()) {
+        certificate.edited.push(format!("{}/{}", layout::SOURCE, layout::CONFIGURATION));
+    }
+    let path = again.request.model;
+    certificate.model = again.digest.map(|sha256| certificate::Model { path, sha256 });
     if certificate.edited.is_empty() {
         return Ok(certificate);
     }
     let message = format!("{} is not what its model compiles to", dir.display());
     let different = certificate.edited.join(", ");
     Err(Diagnostic::error(Code::PlanEdited, message)
-        .note(format!("these parts of plan.json differ: {different}"))
+        .note(format!("these parts of it differ: {different}"))
         .help(COMPILE_AGAIN)
         .into())
 }
 
 fn page(plan: &Path, certificate: &Certificate) -> String {
-    let mut text = by_verdict("", &certificate.passes);
+    let here = std::env::current_dir().unwrap_or_default();
+    let mut text = match &certificate.model {
+        Some(certificate::Model { path, sha256 }) => {
+            let path = path.strip_prefix(here).unwrap_or(path);
+            format!("  model: {} (sha256 {sha256})\n", path.display())
+        }
+        None => "  model: what the plan has kept of it, as its file is gone\n".into(),
+    };
+    text += &by_verdict("", &certificate.passes);
     text += &by_verdict("evaluation: ", &certificate.evaluation);
     text += &outputs(certificate);
     if certificate.open().is_empty() {

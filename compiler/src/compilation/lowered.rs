@@ -4,12 +4,16 @@ use super::saving::Saving;
 use super::{Compilation, Made, Request, Setup};
 use crate::config::Config;
 use crate::diagnostics::Report;
+use crate::import::Tied;
+use crate::source::Source;
 use crate::weights::Weights;
 use frit_ir::Graph;
 use frit_ir::plan::{Arena, BufferId, Plan};
 use frit_passes::PassContext;
+use frit_passes::adapter::Adapted;
 use frit_passes::offload::Offload;
 use frit_runtime::plan_dir::digest;
+use std::collections::BTreeMap;
 
 /// A graph after all passes, and what lowering it takes besides.
 #[derive(Debug)]
@@ -46,6 +50,20 @@ pub fn lowered(
     Ok((plan, evaluation))
 }
 
+/// What is kept of the model beside its plan.
+///
+/// # Errors
+/// If the model cannot be read any more.
+pub fn source(
+    request: &Request,
+    config: &Config,
+    plan: &Plan,
+    ties: &BTreeMap<String, Tied>,
+    adapters: &BTreeMap<String, Adapted>,
+) -> Result<Source, Report> {
+    Ok(Setup::new(request, config)?.source(plan, ties, adapters)?)
+}
+
 fn one(
     setup: &Setup,
     weights: &Weights,
@@ -62,10 +80,17 @@ fn one(
         ..Compilation::new(setup, graph.clone())
     };
     let Made { plan: mut made, constants, .. } = compilation.generate(compilation.arrange()?)?;
-    // A plan may be without the values of parameters.
+    // A plan may be without the values of parameters. Its evaluation has the same.
     if plan.params.iter().any(|param| param.digest.is_some()) {
+        let digests = |plan: &Plan| -> BTreeMap<String, Option<String>> {
+            plan.params.iter().map(|param| (param.name.clone(), param.digest.clone())).collect()
+        };
+        let known = trained.map(digests).unwrap_or_default();
         for param in &mut made.params {
-            param.digest = weights.get(&param.name).map(|weight| digest(weight.bytes()));
+            param.digest = match known.get(&param.name) {
+                Some(known) => known.clone(),
+                None => weights.get(&param.name).map(|weight| digest(weight.bytes())),
+            };
         }
     }
     for constant in &mut made.constants {
