@@ -65,7 +65,39 @@ fn of_values(t: &mut Terms, dtype: DType, sizes: &[usize], values: Vec<f64>) -> 
     if let Some(term) = band(t, &sizes, &axes, &values) {
         return term;
     }
+    if dtype.is_float() {
+        return without_padding(t, dtype, sizes, &axes, values);
+    }
     leaf(t, dtype, &sizes, values, &axes)
+}
+
+/// The element of a tensor that ends with zeros along some axes, as a padded one does: of what is before them.
+fn without_padding(
+    t: &mut Terms,
+    dtype: DType,
+    mut sizes: Vec<usize>,
+    axes: &[Ix],
+    mut values: Vec<f64>,
+) -> TermId {
+    let mut factors = vec![];
+    for k in 0..sizes.len() {
+        let (n, inner) = (sizes[k], sizes[k + 1..].iter().product::<usize>());
+        // The last index along the axis at which an element is not 0.
+        let place = |i: usize| i / inner % n;
+        let others = values.iter().enumerate().filter(|(_, x)| **x != 0.0);
+        let Some(last) = others.map(|(i, _)| place(i)).max() else { return t.constant(0.0) };
+        if last + 1 == n {
+            continue;
+        }
+        let kept = values.iter().enumerate().filter(|(i, _)| place(*i) <= last);
+        values = kept.map(|(_, x)| *x).collect();
+        sizes[k] = last + 1;
+        let behind = t.times(axes[k], -1);
+        let before = t.offset(behind, last as i64);
+        factors.push((t.index_not_negative(before), 1.0));
+    }
+    factors.push((leaf(t, dtype, &sizes, values, axes), 1.0));
+    t.product(&factors)
 }
 
 /// A constant that is −∞ in places and differs else: what it is in others where it is not excluded, as of a mask that was added to it.
@@ -249,7 +281,7 @@ fn leaf(t: &mut Terms, dtype: DType, sizes: &[usize], values: Vec<f64>, axes: &[
 mod tests {
     use crate::gradient::tests::add;
     use crate::{Comparer, Ranks};
-    use frit_ir::ops::{BinaryFn, Constant, Input, Softmax};
+    use frit_ir::ops::{BinaryFn, Constant, Input, Slice, Softmax};
     use frit_ir::{DType, Graph, Op, OutputKind, Tensor, TensorType};
 
     const N: usize = 4;
@@ -292,6 +324,31 @@ mod tests {
             assert!(!is_equal(&parts, &[both(&|row, key| key <= row)]));
             assert!(!is_equal(&[mask], &[both(&sees)]));
         }
+    }
+
+    #[test]
+    fn a_table_may_be_padded_before_it_is_read() {
+        let read = |rows: usize, element: &dyn Fn(usize, usize) -> f64| {
+            let values = (0..rows * N).map(|i| element(i / N, i % N)).collect();
+            let mut g = Graph::new("g");
+            let ty = TensorType::new(DType::F32, [3, N]);
+            let x = add(&mut g, Op::Input(Input { name: "x".into(), ty }), &[])[0];
+            let value = Tensor::floats(DType::F32, [rows, N], values);
+            let table = add(&mut g, Op::Constant(Constant { value }), &[])[0];
+            let (start, size, step) = (vec![0, 0], vec![3, N], vec![1, 1]);
+            let first = add(&mut g, Op::Slice(Slice { start, size, step }), &[table])[0];
+            let y = add(&mut g, Op::Binary(BinaryFn::Mul), &[x, first])[0];
+            g.add_output("y", y, OutputKind::Gradient);
+            g
+        };
+        let sine = |i: usize, j: usize| ((i * N + j) as f64 + 0.5).sin();
+        let table = read(3, &sine);
+        let same = |other: &Graph| {
+            Comparer::of_real_numbers().compare(&table, other, Ranks::ONE).is_empty()
+        };
+        assert!(same(&read(8, &|i, j| if i < 3 { sine(i, j) } else { 0.0 })));
+        assert!(!same(&read(8, &|i, j| if i < 2 { sine(i, j) } else { 0.0 })));
+        assert!(!same(&read(8, &|i, j| if i < 3 { sine(i, j + 1) } else { 0.0 })));
     }
 
     #[test]
