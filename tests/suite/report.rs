@@ -346,7 +346,10 @@ fn a_page_without_a_certificate_says_why() {
         std::fs::write(dir.join(layout::PLAN), seal(&plan.to_json())).expect("written");
     };
     write(&|plan| plan.name = "<another>".into());
-    is_said(said(&dir, &[]), &["is not what its model compiles to", "these parts of it differ: name"]);
+    is_said(
+        said(&dir, &[]),
+        &["is not what its model compiles to", "these parts of it differ: name"],
+    );
     write(&|plan| plan.loss_capacity *= 2);
     is_said(said(&dir, &[]), &["no certificate", "P303"]);
     write(&|plan| plan.pass_trace = None);
