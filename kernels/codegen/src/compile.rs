@@ -107,6 +107,9 @@ pub fn region_metadata(
 /// # Errors
 /// [`CodegenError::Unsupported`] for a region that [`supported`] refuses; a missing linker; a target
 /// without AVX2, FMA and F16C.
+///
+/// # Panics
+/// If a symbol has 255 bytes or more.
 pub fn compile_host(
     regions: &[(&str, &Graph, FusionKind)],
     target: &HostTarget,
