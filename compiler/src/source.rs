@@ -82,9 +82,7 @@ impl Source {
         });
         Ok(Source { file: file.into(), model, origin: format!("{origin:#}\n") })
     }
-}
 
-impl Source {
     /// Reads it from the folder `source` of a plan.
     ///
     /// # Errors

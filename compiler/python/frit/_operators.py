@@ -36,7 +36,7 @@ def operators(scatter_reduce, distance):
     SHIFT = 7
 
     def shifted(x):
-        """|x| for x > 0 and 1 - x else, the same beyond 7, and which of them are not: what gamma functions are computed of."""
+        """Where x < 0.5; x, or 1 - x there; where this is less than 7; and this, or 7 more there."""
         reflected = onnx.Less(x, number(0.5, x))
         y = onnx.Where(reflected, onnx.Sub(number(1, x), x), x)
         is_small = onnx.Less(y, number(SHIFT, x))
