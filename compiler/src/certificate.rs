@@ -19,6 +19,7 @@ use crate::pipeline::{self, Options};
 use crate::source::Source;
 use crate::statement;
 use compared::{checked, kept};
+use frit_ir::ops::OptimizerKind;
 use frit_ir::plan::{Entry, KernelKind, Plan, layout};
 use frit_ir::{Code, Diagnostic, Graph, Origin};
 use frit_passes::loss::LossKind;
@@ -230,6 +231,8 @@ pub struct Checker {
     ranks: Ranks,
     /// Elements of the loss of a micro-step.
     capacity: f64,
+    /// The parameters that Muon steps unless a group says otherwise.
+    matrices: Arc<BTreeSet<String>>,
 }
 
 /// Differences that are listed of a pass.
@@ -248,6 +251,7 @@ impl Checker {
             config: config.clone(),
             ranks,
             capacity: 0.0,
+            matrices: Arc::default(),
         }
     }
 
@@ -280,17 +284,15 @@ impl Checker {
             _ if pass == shard::INFO.name => {
                 return self.distributed(real, after);
             }
-            _ if pass == loss::INFO.name => match statement::losses(config) {
-                Ok(terms) => step::with_loss(before, &terms, self.ranks.number()),
-                Err(wrong) => Err(Unstated::new("loss", &Origin::none(), wrong.to_string())),
-            },
+            _ if pass == loss::INFO.name => self.with_loss(),
             _ if pass == differentiate::INFO.name => {
                 let of_step = config.run.reproducible.unwrap_or(config.run.accumulation);
                 gradient::differentiated(before, of_step, capacity(before))
             }
             _ => {
                 let before = self.with_gradients.as_ref().unwrap_or(before);
-                step::updated(before, &statement::update(config, self.capacity))
+                let matrices = BTreeSet::clone(&self.matrices);
+                step::updated(before, &statement::update(config, self.capacity, matrices))
             }
         };
         match stated {
@@ -299,6 +301,13 @@ impl Checker {
                 .compare_stated(&expected, after, self.ranks),
             Err(unstated) => vec![unstated.into()],
         }
+    }
+
+    /// The graph with the loss that is stated of it.
+    fn with_loss(&self) -> Result<Graph, Unstated> {
+        let wrong = |e: Diagnostic| Unstated::new("loss", &Origin::none(), e.to_string());
+        let terms = statement::losses(&self.config).map_err(wrong)?;
+        step::with_loss(&self.before, &terms, self.ranks.number())
     }
 
     /// The differences of the step of all ranks from that of one.
@@ -321,6 +330,12 @@ impl Checker {
 
     /// Goes on to the pass after one that made this graph.
     fn advance(&mut self, pass: &str, graph: Arc<Graph>) {
+        if pass == loss::INFO.name
+            && self.config.optimizer.kind == OptimizerKind::Muon
+            && let Ok(stated) = self.with_loss()
+        {
+            self.matrices = Arc::new(step::matrices(&stated));
+        }
         let before = std::mem::replace(&mut self.before, graph);
         if pass == differentiate::INFO.name {
             self.capacity = capacity(&before);

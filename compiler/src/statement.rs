@@ -8,6 +8,7 @@ use frit_ir::Diagnostic;
 use frit_ir::ops::MuonRule;
 use frit_passes::loss::{LossKind as Word, Term};
 use frit_verify::step::{Group, LossKind, LossTerm, Update};
+use std::collections::BTreeSet;
 
 /// The losses of a configuration, none if it only evaluates.
 ///
@@ -39,8 +40,8 @@ fn loss(term: &Term) -> Option<LossTerm> {
     })
 }
 
-/// The update of a configuration, of a loss of `capacity` elements per micro-step of a rank.
-pub fn update(config: &Config, capacity: f64) -> Update {
+/// The update of a configuration, of a loss of `capacity` elements per micro-step of a rank, where Muon steps these `matrices`.
+pub fn update(config: &Config, capacity: f64, matrices: BTreeSet<String>) -> Update {
     let (o, p) = (&config.optimizer, &config.precision);
     let mut hypers: Vec<(String, f64)> =
         config.numbers().into_iter().map(|(key, x)| (key.to_string(), x)).collect();
@@ -76,6 +77,7 @@ pub fn update(config: &Config, capacity: f64) -> Update {
             ns_steps: o.muon_ns_steps,
             adjust_lr: o.muon_adjust_lr,
         },
+        matrices,
         schedule: config.schedule.kind,
         hypers: hypers.into_iter().collect(),
         groups: o.groups.iter().map(|g| Group { scope: g.scope.clone(), kind: g.kind }).collect(),

@@ -11,13 +11,19 @@ use frit::certificate::{Plans, Verdict, certify};
 use frit::compilation::{Compiled, Observer, Passed, Request, compile, imported, lowered};
 use frit::config::Config;
 use frit::pass_trace::{Recorder, Stage, read};
-use frit::plan_dir;
+use frit::{pipeline, plan_dir};
 use frit_ir::interpret::Options;
+use frit_ir::ops::UnaryFn;
 use frit_ir::plan::{Plan, layout, seal, sha256_hex};
-use frit_ir::{Code, Graph};
+use frit_ir::{Code, Graph, Op, Origin, Region};
+use frit_passes::chunk_loss::{ChunkLoss, Chunks};
+use frit_passes::cost::Device;
 use frit_passes::index_ranges::IndexRanges;
+use frit_passes::recompute::Recompute;
 use frit_passes::{Pass, PassContext, loss};
+use frit_verify::step;
 use serde_json::{Number, Value, json};
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -284,6 +290,58 @@ fn other_graphs_from_a_pass_on_are_not_certified() {
         }
     }
     assert!(different > 30, "{different}");
+}
+
+/// A pass that hides a matrix from the rule which Muon steps, and keeps every bit of what is computed, is refused at `update`.
+#[test]
+fn no_pass_decides_what_muon_steps() {
+    let settings = ["precision.compute=fp32", "optimizer.kind=muon"];
+    let (request, config) = configured("tests/models/mlp/model.onnx", 4, &settings);
+    let made = compiled(&request, &config);
+    let begin = begin(&request, &config);
+    let (own, _) = read(&made.pass_trace, &begin).unwrap_or_else(|e| panic!("{e}"));
+    let options = pipeline::Options::new(&config).unwrap_or_else(|e| panic!("{e}"));
+    let n_forward = pipeline::forward(&options).len();
+    for hides in [false, true] {
+        let mut stages = own[..n_forward].to_vec();
+        let mut graph = Graph::clone(&stages[n_forward - 1].graph);
+        let (matrix, _) = graph
+            .params()
+            .find(|(_, param)| step::matrices(&graph).contains(&param.name))
+            .expect("a matrix of a hidden layer");
+        if hides {
+            let readers = graph.users()[matrix.index()].clone();
+            let mut turned = matrix;
+            for _ in 0..2 {
+                let node = (Op::Unary(UnaryFn::Neg), Origin::none(), Region::Forward);
+                turned = graph.add1(node.0, &[turned], node.1, node.2).expect("fits");
+            }
+            for reader in readers {
+                let inputs = graph.node(reader).inputs.iter();
+                let inputs = inputs.map(|v| if *v == matrix { turned } else { *v }).collect();
+                graph.set_inputs(reader, inputs).expect("of this type");
+            }
+            graph.sort().expect("no cycle");
+            stages[n_forward - 1].graph = Arc::new(graph.clone());
+        }
+        let capacity = loss::capacity(&graph).expect("a loss") as f64;
+        let mut passes = pipeline::training(&options, capacity);
+        passes.extend(pipeline::holding(&options));
+        let chunk_loss = ChunkLoss { chunks: Chunks::Fixed(1), device: Device::cpu("") };
+        let small = BTreeSet::new();
+        passes.extend(pipeline::distribution(&options, chunk_loss, Recompute::NONE, &small));
+        let mut context = PassContext::default();
+        for pass in passes {
+            pass.run(&mut graph, &mut context).unwrap_or_else(|e| panic!("{e}"));
+            stages.push(Stage { pass: pass.info().name.into(), graph: Arc::new(graph.clone()) });
+        }
+        let plan = plan_of(&request, &config, &made.plan, &stages).expect("a plan");
+        let (file, plans) =
+            (recorded(&begin, &stages, &[]), Plans { plan: &plan, evaluation: None, source: None });
+        let found = certify(&request, &config, &file, plans).unwrap_or_else(|e| panic!("{e}"));
+        let open: Vec<&str> = found.open().iter().map(|checked| checked.pass.as_str()).collect();
+        assert_eq!(open, if hides { vec!["update"] } else { vec![] }, "{found:?}");
+    }
 }
 
 /// The plan and trace of another model are not those of this one, also if the trace says that it begins here.

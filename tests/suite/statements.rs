@@ -11,7 +11,7 @@ use frit_ir::ops::{ParamKind, StateName};
 use frit_ir::{Graph, Op, Output, OutputKind, Tensor, TensorData};
 use frit_passes::loss::capacity;
 use frit_passes::{Pass, PassContext};
-use frit_verify::step::{updated, with_loss};
+use frit_verify::step::{matrices, updated, with_loss};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -48,13 +48,13 @@ fn check(what: &str, (model, batch, settings): Model<'_>, toml: &str, more: &[&s
     let around = run(pipeline::forward(&options), &mut graph);
     let [before, made] = &around["loss"];
     let terms = statement::losses(&config).unwrap_or_else(|e| panic!("{what}: {e}"));
-    let stated = with_loss(before, &terms, ranks).unwrap_or_else(|e| panic!("{what}: {e}"));
-    compare(&format!("{what}, loss"), ranks, &stated, made);
+    let with_loss = with_loss(before, &terms, ranks).unwrap_or_else(|e| panic!("{what}: {e}"));
+    compare(&format!("{what}, loss"), ranks, &with_loss, made);
 
     let elements = capacity(&graph).expect("a loss") as f64;
     let around = run(pipeline::training(&options, elements), &mut graph);
     let ([before, _], [_, made]) = (&around["loss_scale"], &around["update"]);
-    let update = statement::update(&config, elements);
+    let update = statement::update(&config, elements, matrices(&with_loss));
     let stated = updated(before, &update).unwrap_or_else(|e| panic!("{what}: {e}"));
     compare(&format!("{what}, update"), ranks, &stated, made);
 }

@@ -242,6 +242,11 @@ def operators(scatter_reduce, distance):
         size = onnx.Cast(size, to=INT64)
         return result, bag, size, size
 
+    def masked_select(self: TTensor, mask: TTensor):
+        shape = onnx.Shape(onnx.Where(mask, self, self))
+        places = onnx.Transpose(onnx.NonZero(onnx.Expand(mask, shape)), perm=[1, 0])
+        return onnx.GatherND(onnx.Expand(self, shape), places)
+
     aten = torch.ops.aten
     found = {
         aten.hypot.default: hypot,
@@ -251,6 +256,7 @@ def operators(scatter_reduce, distance):
         aten.cummax.default: running(onnx.ArgMax, -math.inf),
         aten.cummin.default: running(onnx.ArgMin, math.inf),
         aten.kthvalue.default: kthvalue,
+        aten.masked_select.default: masked_select,
         aten.median.default: median,
         aten.median.dim: median_dim,
         aten.searchsorted.Tensor: searchsorted,

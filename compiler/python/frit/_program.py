@@ -82,9 +82,21 @@ def _stand_ins(torch):
                 return args[0].detach()
             stand_in = losses.get(func)
             found = stand_in(*args, **kwargs) if stand_in else None
-            return func(*args, **kwargs) if found is None else found
+            found = func(*args, **kwargs) if found is None else found
+            if torch.compiler.is_exporting():
+                _expect_elements(torch, found)
+            return found
 
     return Mode()
+
+
+def _expect_elements(torch, results):
+    """Of what a mask selects torch does not know how much it is, and will not compute what is another thing for nothing or a single
+    element. It computes what it would for more; what that makes of none is what it makes of them at run time."""
+    for result in results if isinstance(results, (tuple, list)) else (results,):
+        for size in result.shape if isinstance(result, torch.Tensor) else ():
+            if isinstance(size, torch.SymInt) and size.node.expr.is_symbol and not size.node.has_hint():
+                torch._check(size >= 2)
 
 
 def _graphs(torch, program):

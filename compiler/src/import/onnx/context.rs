@@ -5,6 +5,7 @@
 
 use super::function::Calls;
 use super::messages::{AttributeProto, NodeProto};
+use super::selected::Selections;
 use super::tensor::{self, ExternalFiles};
 use crate::import::dims::checked_numel;
 use crate::import::limits::{Budget, Exceeded, Resource};
@@ -80,6 +81,7 @@ pub(super) struct NodeContext<'a> {
     pub(super) inputs: Vec<Option<Bound>>,
     pub(super) opset: i64,
     pub(super) calls: &'a mut Calls,
+    pub(super) selections: &'a mut Selections,
     /// Whether every BatchNormalization uses the statistics of its batch.
     pub(super) batch_norm_trains: bool,
     /// Ranks over which a BatchNormalization computes statistics.
@@ -125,11 +127,30 @@ impl NodeContext<'_> {
 
     /// The value of operand `i`, which must be known at import, if it is given.
     pub(super) fn known(&self, i: usize, what: &str) -> Result<Option<Tensor>, Fault> {
+        let value = self.optional(i)?.filter(|v| self.selections.is_size(*v));
+        if value.is_some() { Err(Fault::Dynamic(what.into())) } else { self.known_size(i, what) }
+    }
+
+    /// The same of sizes for the result, which may be those of a value of which data decide the size.
+    pub(super) fn known_size(&self, i: usize, what: &str) -> Result<Option<Tensor>, Fault> {
         let Some(value) = self.optional(i)? else { return Ok(None) };
         match self.graph.constant(value) {
             Some(tensor) => Ok(Some(tensor.clone())),
             None => Err(Fault::Dynamic(what.into())),
         }
+    }
+
+    /// The sizes that operand `i` lists for the result, which must be known at import. [`shaped`](NodeContext::shaped) must be told.
+    pub(super) fn known_shape(&self, i: usize) -> Result<Vec<i64>, Fault> {
+        let known = self.known_size(i, "the shape")?;
+        known.map(|t| t.to_i64s()).ok_or_else(|| Fault::Misfit("the shape is missing".into()))
+    }
+
+    /// The only result, of the shape that operand `i` lists.
+    pub(super) fn shaped(&mut self, value: ValueId, i: usize) -> Outcome {
+        let sizes = self.input(i)?;
+        self.selections.shaped(value, sizes)?;
+        Ok(vec![value.into()])
     }
 
     /// The integers of operand `i`, which must be known at import, if it is given.
@@ -252,12 +273,20 @@ impl NodeContext<'_> {
 
     /// Adds an operation; computes it at once if its operands are constants.
     pub(super) fn emit_all(&mut self, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, Fault> {
-        emit(self.graph, self.budget, &self.origin, op, inputs)
+        let (graph, budget, origin) = (&mut *self.graph, &mut *self.budget, &self.origin);
+        match self.selections.emit(graph, budget, origin, &op, inputs)? {
+            Some(results) => Ok(results),
+            None => emit(graph, budget, origin, op, inputs),
+        }
     }
 
     /// Adds an operation as it is.
     pub(super) fn add(&mut self, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, Fault> {
-        add(self.graph, self.budget, &self.origin, op, inputs)
+        let (graph, budget, origin) = (&mut *self.graph, &mut *self.budget, &self.origin);
+        match self.selections.emit(graph, budget, origin, &op, inputs)? {
+            Some(results) => Ok(results),
+            None => add(graph, budget, origin, op, inputs),
+        }
     }
 
     /// A constant of floats, each computed of its place; refused before any is, if the budget has no room for it.

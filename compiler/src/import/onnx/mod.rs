@@ -20,6 +20,7 @@ mod opset;
 mod order;
 mod restore;
 mod scope;
+mod selected;
 mod selection;
 mod subgraph;
 mod table;
@@ -43,6 +44,7 @@ use frit_ir::{Code, Diagnostic, Graph, Op, Origin, OutputKind, Region, TensorTyp
 use messages::{GraphProto, ModelProto, NodeProto, TensorProto, TensorTypeProto, ValueInfoProto};
 use prost::Message;
 use prost::bytes::Bytes;
+use selected::Selections;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::Path;
 use tensor::ExternalFiles;
@@ -169,6 +171,7 @@ struct Importer<'a> {
     /// Graphs inside one another around the node that is read.
     depth: u64,
     calls: function::Calls,
+    selections: Selections,
     files: ExternalFiles,
     weights: Weights,
     inlined: Vec<Inlined>,
@@ -220,6 +223,7 @@ impl<'a> Importer<'a> {
             exhausted: false,
             depth: 0,
             calls: function::Calls::default(),
+            selections: Selections::default(),
             files: ExternalFiles::new(folder),
             weights: Weights::default(),
             inlined: Vec::new(),
@@ -454,28 +458,37 @@ impl<'a> Importer<'a> {
             }
         }
         inputs.extend(self.restored_bias(index).map(Some));
-        let (outcome, given) = if subgraph::holds_graphs(node) {
-            (self.control(node, &origin, &inputs), inputs)
-        } else if let Some(operator) = ops::find(&node.domain, &node.op_type) {
-            let mut cx = NodeContext {
-                graph: &mut self.graph,
-                budget: &mut self.budget,
-                files: &mut self.files,
-                node,
-                origin: origin.clone(),
-                inputs,
-                opset: self.opset,
-                calls: &mut self.calls,
-                batch_norm_trains: self.options.batch_norm_trains,
-                batch_norm_ranks: self.options.batch_norm_ranks,
-                unbiased_variance: self.from_pytorch,
-                padding_rows: &self.padding_rows,
-            };
-            let outcome = legacy::modernize(&mut cx).and_then(|()| (operator.convert)(&mut cx));
-            (outcome, cx.inputs)
-        } else {
-            (Err(Fault::Attribute("this operator".into())), inputs)
+        let of_selected = |bound: &Option<Bound>| match bound {
+            Some(Bound::Value(value)) => self.selections.has(*value),
+            Some(Bound::Sequence(values)) => values.iter().any(|v| self.selections.has(*v)),
+            _ => false,
         };
+        let (outcome, given) =
+            if inputs.iter().any(of_selected) && !Selections::may_convert(&node.op_type) {
+                (Err(Fault::Dynamic("a size of an operand".into())), inputs)
+            } else if subgraph::holds_graphs(node) {
+                (self.control(node, &origin, &inputs), inputs)
+            } else if let Some(operator) = ops::find(&node.domain, &node.op_type) {
+                let mut cx = NodeContext {
+                    graph: &mut self.graph,
+                    budget: &mut self.budget,
+                    files: &mut self.files,
+                    node,
+                    origin: origin.clone(),
+                    inputs,
+                    opset: self.opset,
+                    calls: &mut self.calls,
+                    selections: &mut self.selections,
+                    batch_norm_trains: self.options.batch_norm_trains,
+                    batch_norm_ranks: self.options.batch_norm_ranks,
+                    unbiased_variance: self.from_pytorch,
+                    padding_rows: &self.padding_rows,
+                };
+                let outcome = legacy::modernize(&mut cx).and_then(|()| (operator.convert)(&mut cx));
+                (outcome, cx.inputs)
+            } else {
+                (Err(Fault::Attribute("this operator".into())), inputs)
+            };
         let results = match outcome {
             Ok(results) => results,
             Err(fault) => {
@@ -578,7 +591,8 @@ impl<'a> Importer<'a> {
             Fault::Dynamic(what) => {
                 Diagnostic::error(Code::DependsOnData, format!("{op}: {what} depends on data"))
                     .help(
-                        "Frit needs it at import: bind all dimensions, or export with it constant",
+                        "Frit needs it at import: bind all dimensions, export with it constant, or let the model compute everywhere \
+                         and choose by a mask, as `torch.where` does",
                     )
             }
         }
@@ -598,6 +612,16 @@ impl<'a> Importer<'a> {
     fn outputs(&mut self) {
         for output in &self.source.output {
             match self.values.get(output.name.as_str()) {
+                Some(Bound::Value(value)) if self.selections.has(*value) => {
+                    let message = format!(
+                        "the output \"{}\" has, or is, a size that depends on data",
+                        output.name
+                    );
+                    self.report.push(Diagnostic::error(Code::DependsOnData, message).help(
+                        "let the model return what has a size of its own, such as a sum or a mean of it, or \
+                         everything beside the mask",
+                    ));
+                }
                 Some(Bound::Value(value)) => {
                     self.graph.add_output(&output.name, *value, OutputKind::Result);
                 }

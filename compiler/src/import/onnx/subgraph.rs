@@ -226,7 +226,11 @@ impl<'a> Importer<'a> {
     }
 
     fn node(&mut self, op: Op, inputs: &[ValueId], origin: &Origin) -> Result<ValueId, Fault> {
-        let values = context::emit(&mut self.graph, &mut self.budget, origin, op, inputs)?;
+        let (graph, budget) = (&mut self.graph, &mut self.budget);
+        let values = match self.selections.emit(graph, budget, origin, &op, inputs)? {
+            Some(values) => values,
+            None => context::emit(graph, budget, origin, op, inputs)?,
+        };
         values.first().copied().ok_or_else(|| Fault::Misfit("there is no result".into()))
     }
 

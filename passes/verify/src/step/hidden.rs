@@ -5,10 +5,10 @@
 
 use frit_ir::ops::ParamKind;
 use frit_ir::{Graph, Node, Op, OutputKind, Region, ValueId};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
-/// The parameters of a graph with a loss that are matrices of hidden layers.
-pub(super) fn matrices(graph: &Graph) -> HashSet<ValueId> {
+/// The names of the parameters of a graph with a loss that are matrices of hidden layers.
+pub fn matrices(graph: &Graph) -> BTreeSet<String> {
     let views = views(graph);
     let params = |node: &Node| -> Vec<ValueId> {
         node.inputs.iter().filter_map(|v| views.get(v).copied()).collect()
@@ -32,11 +32,13 @@ pub(super) fn matrices(graph: &Graph) -> HashSet<ValueId> {
         let hidden = matches!(node.op, Op::MatMul(_)) && !is_near;
         if hidden { &mut by_hidden_matmuls } else { &mut otherwise }.extend(params(node));
     }
-    let is_matrix = |v: &ValueId| {
-        let shape = &graph.ty(*v).shape;
+    let is_matrix = |v: ValueId| {
+        let shape = &graph.ty(v).shape;
         shape.rank() == 2 && shape.numel() > 0
     };
-    by_hidden_matmuls.difference(&otherwise).copied().filter(is_matrix).collect()
+    let hidden = |v: ValueId| by_hidden_matmuls.contains(&v) && !otherwise.contains(&v);
+    let matrices = graph.params().filter(|(v, _)| is_matrix(*v) && hidden(*v));
+    matrices.map(|(_, param)| param.name.clone()).collect()
 }
 
 /// The parameter that a value has the elements of.

@@ -15,6 +15,7 @@ mod tests;
 mod update;
 mod writer;
 
+pub use hidden::matrices;
 pub use loss::{LossKind, LossTerm, with_loss};
 pub use optimizer::Group;
 pub use update::{Update, updated};

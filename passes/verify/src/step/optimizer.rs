@@ -26,10 +26,11 @@ impl Group {
 
 impl Update {
     /// The rule that steps a parameter: Muon leaves all to AdamW but the matrices of hidden layers, unless a group says otherwise.
-    pub(super) fn kind_of(&self, name: &str, hidden: bool) -> OptimizerKind {
+    pub(super) fn kind_of(&self, name: &str) -> OptimizerKind {
         match self.optimizer {
             OptimizerKind::Muon => {
                 let mut groups = self.groups.iter().rev().filter(|g| g.covers(name));
+                let hidden = self.matrices.contains(name);
                 let usual = if hidden { OptimizerKind::Muon } else { OptimizerKind::Adamw };
                 groups.find_map(|g| g.kind).unwrap_or(usual)
             }

@@ -7,14 +7,14 @@
 //! scale as it was.
 
 use super::writer::Writer;
-use super::{buffers, hidden, optimizer::Group};
+use super::{buffers, optimizer::Group};
 use crate::unstated::Unstated;
 use frit_ir::ops::{
     BinaryFn, Concat, GradStats, MuonRule, OptimizerKind, ParamKind, ScheduleKind, Split,
     StateName, Unscale, UpdateLossScale, statistics_dtype,
 };
 use frit_ir::{DType, Graph, Op, Origin, OutputKind, Region, Shape, Tensor, TensorType, ValueId};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// How parameters are trained.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,6 +23,9 @@ pub struct Update {
     pub optimizer: OptimizerKind,
     /// More about Muon.
     pub muon: MuonRule,
+    /// The parameters that Muon steps unless a group says otherwise, by name: the [`matrices`](super::matrices) of the model with its loss.
+    /// A pass behind may leave what they compute as it is and no longer show that they are matrices.
+    pub matrices: BTreeSet<String>,
     /// The learning rate over steps.
     pub schedule: ScheduleKind,
     /// Hyper-parameters by key of the configuration, without those that have no value (`auto`). Those of parameters of their own are
@@ -132,9 +135,8 @@ pub fn updated(gradients: &Graph, update: &Update) -> Result<Graph, Unstated> {
     let step = w.state(&StateName::Step, None, TensorType::scalar(DType::F32))?;
     let scalars = Scalars { step, factor, found_inf };
 
-    let hidden = hidden::matrices(gradients);
     for (name, param, gradient) in &trained {
-        let kind = update.kind_of(name, hidden.contains(param));
+        let kind = update.kind_of(name);
         update.step(&mut w, (name, kind), [*param, *gradient], &scalars)?;
     }
     let next = w.one(Op::UpdateStep, &[step, found_inf])?;

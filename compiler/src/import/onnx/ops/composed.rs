@@ -183,6 +183,7 @@ fn negative_log_likelihood(cx: &mut NodeContext<'_>) -> Outcome {
     let mut losses = unary(cx, UnaryFn::Neg, picked)?;
     let one_ = cx.scalar_like(losses, 1.0)?;
     let mut counted = cx.expand(one_, rows)?;
+    cx.selections.alike(counted, losses);
     if let Some(weights) = weights {
         counted = cx.emit(Op::Gather(Gather { axis: 0 }), &[weights, classes])?;
         losses = binary(cx, BinaryFn::Mul, losses, counted)?;
@@ -228,10 +229,12 @@ fn compress(cx: &mut NodeContext<'_>) -> Outcome {
     one(cx.emit(Op::Gather(Gather { axis }), &[x, places])?)
 }
 
-/// The coordinates of the elements that are not zero, which must be known: one column per element.
+/// The coordinates of the elements that are not zero: one column per element.
 fn non_zero(cx: &mut NodeContext<'_>) -> Outcome {
-    let Some(x) = cx.known(0, "which elements are not zero")? else {
-        return misfit("the operand is missing");
+    let x = cx.input(0)?;
+    let Some(x) = cx.graph.constant(x).filter(|_| !cx.selections.has(x)) else {
+        let mask = cx.cast(x, DType::Bool)?;
+        return one(cx.selections.coordinates(cx.graph, cx.budget, &cx.origin, mask)?);
     };
     let strides = x.shape().strides();
     let values = x.to_f64s();

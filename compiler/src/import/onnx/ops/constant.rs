@@ -39,16 +39,15 @@ fn constant(cx: &mut NodeContext<'_>) -> Outcome {
 }
 
 fn constant_of_shape(cx: &mut NodeContext<'_>) -> Outcome {
-    let Some(dims) = cx.known_ints(0, "the shape")? else {
-        return misfit("the shape is missing");
-    };
+    let dims = cx.known_shape(0)?;
     let dims = cx.sizes(&dims, "the shape")?;
     let value = cx.tensor("value")?.unwrap_or_else(|| Tensor::scalar(0.0));
     if value.numel() != 1 {
         return misfit(format!("the value has type {}, not one element", value.ty));
     }
     let value = cx.constant(value.reshaped(Shape::scalar()))?;
-    one(cx.expand(value, dims)?)
+    let value = cx.expand(value, dims)?;
+    cx.shaped(value, 0)
 }
 
 fn shape(cx: &mut NodeContext<'_>) -> Outcome {
@@ -57,8 +56,11 @@ fn shape(cx: &mut NodeContext<'_>) -> Outcome {
     let rank = dims.len() as i64;
     let clamp = |i: i64| (if i < 0 { i.saturating_add(rank) } else { i }).clamp(0, rank) as usize;
     let (start, end) = (clamp(cx.int("start", 0)), clamp(cx.int("end", rank)));
-    let dims = dims.get(start..end).unwrap_or(&[]);
-    one(cx.constant(Tensor::vector_i64(dims.iter().map(|d| *d as i64).collect()))?)
+    let axes = start..end.max(start);
+    let dims = dims[axes.clone()].iter().map(|d| *d as i64).collect();
+    let sizes = cx.constant(Tensor::vector_i64(dims))?;
+    cx.selections.sized(sizes, x, axes);
+    one(sizes)
 }
 
 fn size(cx: &mut NodeContext<'_>) -> Outcome {
@@ -70,7 +72,8 @@ fn size(cx: &mut NodeContext<'_>) -> Outcome {
 fn range(cx: &mut NodeContext<'_>) -> Outcome {
     let mut bounds = Vec::new();
     for (i, what) in ["start", "limit", "delta"].into_iter().enumerate() {
-        match cx.known(i, what)? {
+        let known = if i == 1 { cx.known_size(i, what)? } else { cx.known(i, what)? };
+        match known {
             Some(t) if t.numel() == 1 => bounds.push(t),
             _ => return misfit(format!("{what} is not one number")),
         }
@@ -79,9 +82,13 @@ fn range(cx: &mut NodeContext<'_>) -> Outcome {
     if bounds.iter().any(|b| b.dtype() != dtype) || dtype == DType::Bool {
         return misfit("start, limit and delta need one element type");
     }
+    let numbers: Vec<f64> = bounds.iter().map(|b| b.to_f64s()[0]).collect();
+    if cx.selections.is_size(cx.input(1)?) && [numbers[0], numbers[2]] != [0.0, 1.0] {
+        return Err(Fault::Dynamic("the limit".into()));
+    }
     let length = |n: f64| if n < MAX_ELEMENTS as f64 { n as usize } else { usize::MAX };
-    one(if dtype.is_float() {
-        let v: Vec<f64> = bounds.iter().map(|b| b.to_f64s()[0]).collect();
+    let range = if dtype.is_float() {
+        let v = numbers;
         let n = ((v[1] - v[0]) / v[2]).ceil();
         if n.is_nan() {
             return misfit(format!("a range from {} to {} by {}", v[0], v[1], v[2]));
@@ -95,7 +102,8 @@ fn range(cx: &mut NodeContext<'_>) -> Outcome {
         let distance = if v[2] > 0 { v[1] - v[0] } else { v[0] - v[1] };
         let n = (distance.max(0) as u128).div_ceil(v[2].unsigned_abs());
         cx.integers(dtype, &[length(n as f64)], |i| (v[0] + i as i128 * v[2]) as i64)?
-    })
+    };
+    cx.shaped(range, 1)
 }
 
 /// A constant `rows × columns` matrix of zeros and ones.

@@ -27,7 +27,7 @@ fn required<T>(value: Option<T>, what: &str) -> Result<T, Fault> {
 
 fn reshape(cx: &mut NodeContext<'_>) -> Outcome {
     let x = cx.input(0)?;
-    let wanted = required(cx.known_ints(1, "the shape")?, "the shape")?;
+    let wanted = cx.known_shape(1)?;
     let from = cx.dims(x);
     let allow_zero = cx.int("allowzero", 0) != 0;
     let mut dims = Vec::with_capacity(wanted.len());
@@ -60,7 +60,8 @@ fn reshape(cx: &mut NodeContext<'_>) -> Outcome {
     if let Some(i) = free {
         dims[i] = total / known;
     }
-    one(cx.reshape(x, dims)?)
+    let y = cx.reshape(x, dims)?;
+    if y == x { one(y) } else { cx.shaped(y, 1) }
 }
 
 fn transpose(cx: &mut NodeContext<'_>) -> Outcome {
@@ -125,10 +126,15 @@ fn flatten(cx: &mut NodeContext<'_>) -> Outcome {
 
 fn expand(cx: &mut NodeContext<'_>) -> Outcome {
     let x = cx.input(0)?;
-    let shape = required(cx.known_ints(1, "the shape")?, "the shape")?;
+    let shape = cx.known_shape(1)?;
     let shape = Shape(cx.sizes(&shape, "the shape")?);
     let from = cx.ty(x).shape;
     match from.broadcast(&shape) {
+        Some(to) if to == from => one(x),
+        Some(to) if to.rank() == shape.rank() => {
+            let y = cx.expand(x, to.0)?;
+            cx.shaped(y, 1)
+        }
         Some(to) => one(cx.expand(x, to.0)?),
         None => misfit(format!("{from} does not broadcast with {shape}")),
     }

@@ -59,7 +59,10 @@ fn masked_scatter(cx: &mut NodeContext<'_>) -> Outcome {
     let (data, mask, mut source) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
     let mut mask = cx.cast(mask, DType::Bool)?;
     let dims = cx.dims(data);
-    let of_mask = cx.dims(mask);
+    let mut of_mask = cx.dims(mask);
+    // A mask of fewer axes selects rows.
+    of_mask.resize(dims.len().max(of_mask.len()), 1);
+    mask = cx.reshape(mask, of_mask.clone())?;
     let selects = dims.iter().zip(&of_mask).take_while(|(a, b)| a == b).count();
     let by_rows = of_mask.len() == dims.len() && of_mask[selects..].iter().all(|n| *n == 1);
     let own = cx.dims(source);

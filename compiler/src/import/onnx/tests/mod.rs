@@ -13,5 +13,6 @@ mod operators;
 mod random;
 mod reference;
 mod refusals;
+mod selected;
 mod selection;
 mod tied;

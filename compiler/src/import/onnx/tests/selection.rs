@@ -108,5 +108,8 @@ fn a_source_without_elements_and_other_uses_of_the_places_are_refused() {
     let mut counted = writes(&[2, 3, 1], &[3, 2], in_order());
     let graph = counted.graph.as_mut().expect("a graph");
     graph.output.push(input("count", 7, &[]));
-    assert!(refused(&counted, &ImportOptions::default()).contains("NonZero"));
+    assert!(
+        refused(&counted, &ImportOptions::default())
+            .contains("the output \"count\" has, or is, a size")
+    );
 }

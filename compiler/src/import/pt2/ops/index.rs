@@ -12,6 +12,9 @@ pub(super) const OPERATORS: &[(&str, Convert)] = &[
     ("index", index),
     ("index_put", index_put),
     ("index_select", index_select),
+    ("masked_select", masked_select),
+    ("nonzero", nonzero),
+    ("nonzero_numpy", places),
     ("one_hot", one_hot),
     ("scatter", scatter),
     ("scatter_add", scatter),
@@ -53,13 +56,64 @@ fn index_select(c: &mut Call<'_>) -> Outcome {
     one(c.with("Gather", &[&x.name, &index.name], vec![int("axis", axis as i64)]))
 }
 
-/// Indices of axes, each with its axis.
-fn indices(c: &Call<'_>, x: &Tensor) -> Result<Vec<(usize, Tensor)>, Fault> {
+/// Indices of axes, each with its axis. A mask stands for the coordinates of what it selects.
+fn indices(c: &mut Call<'_>, x: &Tensor) -> Result<Vec<(usize, Tensor)>, Fault> {
     let given = c.optionals("indices")?;
-    if given.len() > x.dims.len() {
-        return Err(Fault::Damaged(format!("{} indices of rank {}", given.len(), x.dims.len())));
+    let mut axis = 0;
+    let mut all = vec![];
+    for index in given {
+        match index {
+            Some(mask) if mask.dtype == BOOL => {
+                let rows = coordinates(c, &mask);
+                all.extend(rows.into_iter().enumerate().map(|(i, row)| (axis + i, row)));
+                axis += mask.dims.len();
+                continue;
+            }
+            Some(index) => all.push((axis, index)),
+            None => {}
+        }
+        axis += 1;
     }
-    Ok(given.into_iter().enumerate().filter_map(|(axis, t)| Some((axis, t?))).collect())
+    match axis > x.dims.len() {
+        true => Err(Fault::Damaged(format!("{axis} indices of rank {}", x.dims.len()))),
+        false => Ok(all),
+    }
+}
+
+/// The coordinates of the elements of a mask that are true, a row for each axis.
+fn coordinates(c: &mut Call<'_>, mask: &Tensor) -> Vec<Tensor> {
+    let all = c.add("NonZero", &[&mask.name]);
+    let row = |c: &mut Call<'_>, axis: usize| {
+        let axis = c.integer(axis as i64);
+        let name = c.with("Gather", &[&all, &axis], vec![int("axis", 0)]);
+        Tensor { name, dtype: I64, dims: vec![None] }
+    };
+    (0..mask.dims.len()).map(|axis| row(c, axis)).collect()
+}
+
+/// The coordinates of the elements that are not zero, a row for each.
+fn nonzero(c: &mut Call<'_>) -> Outcome {
+    let x = c.tensor("self")?;
+    let all = c.add("NonZero", &[&x.name]);
+    one(c.transpose(&all, &[1, 0]))
+}
+
+fn masked_select(c: &mut Call<'_>) -> Outcome {
+    let (x, mask) = (c.tensor("self")?, c.tensor("mask")?);
+    if x.dims.len() != mask.dims.len() {
+        return unsupported("a mask of another rank");
+    }
+    let shape = c.add("Shape", &[&x.name]);
+    let mask = c.add("Expand", &[&mask.name, &shape]);
+    let all = c.add("NonZero", &[&mask]);
+    let all = c.transpose(&all, &[1, 0]);
+    one(c.add("GatherND", &[&x.name, &all]))
+}
+
+/// The coordinates of the elements that are not zero, a tensor for each axis.
+pub(super) fn places(c: &mut Call<'_>) -> Outcome {
+    let x = c.tensor(if c.op == "where" { "condition" } else { "self" })?;
+    Ok(coordinates(c, &x).into_iter().map(|row| row.name).collect())
 }
 
 /// Indices of several axes, broadcast against each other, `[…, axes]`.
@@ -95,9 +149,6 @@ fn rank_of(indices: &[(usize, Tensor)]) -> usize {
 fn index(c: &mut Call<'_>) -> Outcome {
     let x = c.tensor("self")?;
     let indices = indices(c, &x)?;
-    if indices.iter().any(|(_, t)| t.dtype == BOOL) {
-        return unsupported("an index of booleans, whose result has a size that depends on data,");
-    }
     match &indices[..] {
         [] => return one(x.name),
         [(axis, t)] => {
@@ -126,13 +177,13 @@ fn index(c: &mut Call<'_>) -> Outcome {
 fn index_put(c: &mut Call<'_>) -> Outcome {
     let (x, values) = (c.tensor("self")?, c.tensor("values")?);
     let accumulates = c.bool("accumulate", false)?;
-    let indices = indices(c, &x)?;
-    if let [(axis, mask)] = &indices[..]
+    let given = c.optionals("indices")?;
+    let mut masks = given.iter().enumerate().filter_map(|(axis, t)| Some((axis, t.as_ref()?)));
+    if let (Some((axis, mask)), None) = (masks.next(), masks.next())
         && mask.dtype == BOOL
+        && !accumulates
+        && values.dims.iter().all(|d| *d == Some(1))
     {
-        if accumulates || !values.dims.iter().all(|d| *d == Some(1)) {
-            return unsupported("writing several values where a mask is true");
-        }
         let behind = x.dims.len().saturating_sub(axis + mask.dims.len());
         let axes: Vec<i64> = (0..behind).map(|i| -1 - i as i64).collect();
         let keep = if behind == 0 { mask.name.clone() } else { c.unsqueeze(&mask.name, &axes) };
@@ -140,8 +191,9 @@ fn index_put(c: &mut Call<'_>) -> Outcome {
         let value = c.reshape(&value, &[]);
         return one(c.add("Where", &[&keep, &value, &x.name]));
     }
+    let indices = indices(c, &x)?;
     let leading = indices.iter().enumerate().all(|(i, (axis, _))| i == *axis);
-    if !leading || indices.is_empty() || indices.iter().any(|(_, t)| t.dtype == BOOL) {
+    if !leading || indices.is_empty() {
         return unsupported("writing at indices of other than the first axes");
     }
     let all = joined(c, &indices);

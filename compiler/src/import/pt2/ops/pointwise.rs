@@ -591,6 +591,9 @@ fn masked_fill(c: &mut Call<'_>) -> Outcome {
 }
 
 fn select(c: &mut Call<'_>) -> Outcome {
+    if c.argument("self").is_none() {
+        return super::index::places(c);
+    }
     let condition = c.tensor("condition")?;
     let condition = c.cast(&condition.name, condition.dtype, BOOL);
     let (a, b, _) = operands(c, ["self", "other"])?;

@@ -1,6 +1,6 @@
 //! Updates: sums over micro-steps, clipping, skipped steps, schedules, optimizers, groups and the moving average.
 
-use super::super::{Group, Update, hidden, updated};
+use super::super::{Group, Update, matrices, updated};
 use super::formulas::{Trained, learning_rate};
 use super::{Model, Ranks, Tensors, close, floats, random};
 use frit_ir::ops::{
@@ -48,6 +48,7 @@ pub(super) fn plain(optimizer: &str) -> Update {
     Update {
         optimizer: OptimizerKind::of(optimizer).expect("an optimizer"),
         muon: MuonRule::default(),
+        matrices: ["h.a".into()].into(),
         schedule: ScheduleKind::Constant,
         hypers: hypers.map(|(key, x)| (key.to_string(), x)).into(),
         groups: vec![],
@@ -349,13 +350,8 @@ fn matrices_of_hidden_layers_are_found() {
     let loss = m.op(Op::Reduce(all), &[y]);
     m.0.add_output("loss_sum", loss, OutputKind::LossSum);
     let found = |m: &Model| {
-        let found = hidden::matrices(&m.0);
-        names
-            .into_iter()
-            .zip([embedding, first, turned, shared, added, last, tied])
-            .filter(|(_, v)| found.contains(v))
-            .map(|(name, _)| name)
-            .collect::<Vec<_>>()
+        let found = matrices(&m.0);
+        names.into_iter().filter(|name| found.contains(*name)).collect::<Vec<_>>()
     };
     assert_eq!(found(&m), ["first", "turned"]);
     // Behind another layer the last one is hidden.
