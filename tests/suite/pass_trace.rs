@@ -310,7 +310,7 @@ fn no_pass_decides_what_muon_steps() {
             .find(|(_, param)| step::matrices(&graph).contains(&param.name))
             .expect("a matrix of a hidden layer");
         if hides {
-            let readers = graph.users()[matrix.index()].clone();
+            let readers = graph.users()[matrix.0 as usize].clone();
             let mut turned = matrix;
             for _ in 0..2 {
                 let node = (Op::Unary(UnaryFn::Neg), Origin::none(), Region::Forward);

@@ -200,6 +200,8 @@ def _remedy(text):
     """What to do about an export that failed."""
     if "grouped_mm" in text:
         return 'call model.set_experts_implementation("batched_mm") of transformers first'
+    if "depends on data" in text:
+        return "what a mask selects needs no `if mask.any()`: of nothing, nothing is written; or choose by torch.where"
     return "docs/exporting.md says what an export can carry"
 
 

@@ -141,8 +141,8 @@ def translations():
         return root(onnx.ReduceSum(onnx.Where(is_none, none, power), [-1], keepdims=0), p)
 
     def cdist(x1: TFloat, x2: TFloat, p: float, compute_mode: Optional[int] = None) -> TFloat:
-        rows = max(x1.shape[-2], x2.shape[-2])
-        if p == 2 and (compute_mode == 1 or (rows > 25 and compute_mode != 2)):
+        many = any(not isinstance(x.shape[-2], int) or x.shape[-2] > 25 for x in (x1, x2))
+        if p == 2 and (compute_mode == 1 or (many and compute_mode != 2)):
             # As PyTorch computes many of them, by a product of matrices.
             squares = [onnx.ReduceSum(onnx.Mul(x, x), [-1], keepdims=1) for x in (x1, x2)]
             order = list(range(len(x2.shape)))

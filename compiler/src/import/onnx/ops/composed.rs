@@ -211,9 +211,7 @@ fn negative_log_likelihood(cx: &mut NodeContext<'_>) -> Outcome {
 /// The slices of an axis, or the elements of all, where a known condition holds.
 fn compress(cx: &mut NodeContext<'_>) -> Outcome {
     let mut x = cx.input(0)?;
-    let Some(condition) = cx.known_ints(1, "the condition")? else {
-        return misfit("the condition is missing");
-    };
+    let condition = cx.input(1)?;
     let axis = match cx.has("axis") {
         true => cx.axis(x, cx.int("axis", 0))?,
         false => {
@@ -223,6 +221,16 @@ fn compress(cx: &mut NodeContext<'_>) -> Outcome {
         }
     };
     let size = cx.dims(x)[axis];
+    let Some(condition) = cx.graph.constant(condition).map(Tensor::to_i64s) else {
+        let mask = cx.cast(condition, DType::Bool)?;
+        let n = cx.dims(mask).iter().product::<usize>();
+        if n > size {
+            return misfit(format!("a condition on {n} of {size} elements"));
+        }
+        let rows = cx.selections.coordinates(cx.graph, cx.budget, &cx.origin, mask)?;
+        let places = cx.reshape(rows, vec![n])?;
+        return one(cx.emit(Op::Gather(Gather { axis }), &[x, places])?);
+    };
     let places = condition.iter().take(size).enumerate().filter(|(_, c)| **c != 0);
     let places = places.map(|(i, _)| i as i64).collect();
     let places = cx.constant(Tensor::vector_i64(places))?;

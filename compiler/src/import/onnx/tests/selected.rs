@@ -154,6 +154,18 @@ fn cases() -> Vec<Case> {
             |rows, _, _, _| vec![rows.len() as f64],
         ),
         (
+            "compressed",
+            vec![
+                node("Compress", &["x", "mask"], &["own"]).with(&[int("axis", 0)]),
+                node("Mul", &["own", "rows"], &["squares"]),
+                reduced("ReduceMean", "squares"),
+            ],
+            |rows, _, _, _| {
+                let squares: Vec<_> = rows.iter().map(|r| r.map(|x| x * x)).collect();
+                sum(&squares).map(|x| x / rows.len() as f64).to_vec()
+            },
+        ),
+        (
             "their number",
             vec![
                 node("Shape", &["rows"], &["size"]),
