@@ -2,6 +2,8 @@
 
 import contextlib
 import operator
+import os
+import sys
 from unittest.mock import patch
 
 from frit._errors import FritError, refuse
@@ -12,7 +14,7 @@ def traced(torch, module, args, kwargs):
     """The program of a module, in which gradients stop where they stop in the module."""
     with torch.enable_grad():
         try:
-            with _inference_as_no_grad(torch), _stand_ins(torch):
+            with _inference_as_no_grad(torch), _no_conditions_on_sizes(torch), _stand_ins(torch):
                 program = torch.export.export(module, args, kwargs, strict=False)
         except Exception as error:
             program = None if isinstance(error, FritError) else _strict(torch, module, args, kwargs)
@@ -97,6 +99,24 @@ def _expect_elements(torch, results):
         for size in result.shape if isinstance(result, torch.Tensor) else ():
             if isinstance(size, torch.SymInt) and size.node.expr.is_symbol and not size.node.has_hint():
                 torch._check(size >= 2)
+
+
+@contextlib.contextmanager
+def _no_conditions_on_sizes(torch):
+    """Refuses conditions of the module on how much a mask selects, which would be decided as if it were always more than one."""
+    own, library = torch.SymBool.__bool__, os.path.dirname(torch.__file__) + os.sep
+
+    def decided(self):
+        caller = sys._getframe(1)
+        place = caller.f_code.co_filename
+        if torch.compiler.is_exporting() and os.path.isfile(place) and not place.startswith(library):
+            message = f"a condition depends on how many elements a mask selects ({place}:{caller.f_lineno})"
+            remedy = "leave it out where it guards writes or sums, which are nothing of nothing, or choose by torch.where"
+            raise refuse("E010", message, remedy)
+        return own(self)
+
+    with patch.object(torch.SymBool, "__bool__", decided):
+        yield
 
 
 def _graphs(torch, program):

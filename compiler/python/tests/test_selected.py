@@ -25,6 +25,11 @@ def functions(torch):
         weights = torch.softmax(rows[:, :1], 0)
         return (weights * rows).sum(0).square().sum() + torch.logsumexp(rows, 0).sum()
 
+    def shares(z, x, y):
+        shares = torch.softmax(z[y > 1], 0)
+        n = shares.shape[0]
+        return shares.sqrt().sum() + (z[y > 1] / (n - torch.arange(n))[:, None]).square().sum() + z[y > 1][y[:2] - 2].mean()
+
     def extremes(z, x, y):
         rows = z[y > 1]
         return rows.max(0).values.sum() + rows.amin(0).sum() + rows[rows[:, 0].argmax()].sum() + rows[0].sum()
@@ -65,6 +70,7 @@ def functions(torch):
         "written": written,
         "hard": hard,
         "pooled": pooled,
+        "shares": shares,
         "extremes": extremes,
         "counted": counted,
         "numbered": numbered,
@@ -74,7 +80,8 @@ def functions(torch):
     }
 
 
-NAMES = "cross_entropy elements two coordinates products similar sums written hard pooled extremes counted numbered images joined spread"
+NAMES = "cross_entropy elements two coordinates products similar sums written hard pooled shares extremes counted numbered"
+NAMES += " images joined spread"
 
 
 def model(torch, function):
@@ -161,6 +168,28 @@ def test_a_step_in_which_nothing_is_selected_changes_nothing(torch):
         assert found["loss"] == 0.0
         after = trainer.state_dict()
     assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_a_step_in_which_nothing_is_selected_has_finite_gradients(torch):
+    module, inputs = model(torch, lambda z, x, y: z[z > 90].sqrt().sum() + z.square().mean() + (x[y - 9 >= 0, :5] * z[y[y - 9 >= 0]]).sum())
+    _, *compared = trained(torch, module, inputs)
+    check(*compared, rel=1e-5)
+
+
+def test_a_condition_on_how_much_is_selected_is_refused(torch):
+    def guarded(z, x, y):
+        rows = z[y > 7]
+        return z.mean() if rows.shape[0] == 0 else rows.mean()
+
+    with pytest.raises(frit.FritError, match="how many elements a mask selects") as refused:
+        frit.compile(*model(torch, guarded), loss="output")
+    assert refused.value.code == "E010" and "test_selected.py" in str(refused.value)
+
+
+def test_groups_of_what_is_selected_are_refused(torch):
+    with pytest.raises(frit.FritError) as refused:
+        frit.compile(*model(torch, lambda z, x, y: z[y > 1].reshape(2, -1, 5).mean(1).square().sum()), loss="output")
+    assert refused.value.code == "E034"
 
 
 def test_what_returns_what_is_selected_is_refused(torch):

@@ -132,9 +132,6 @@ const CONVERTED: &[&str] = &[
     "Xor",
 ];
 
-/// The largest number of bf16.
-const LARGEST: f64 = 3.389_531_389_251_535_5e38;
-
 /// Places along an axis of a value, of which the first count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Selected {
@@ -147,6 +144,8 @@ struct Selected {
 #[derive(Default)]
 pub(super) struct Selections {
     values: HashMap<ValueId, Selected>,
+    /// By which places of an axis count: those of the axis that became it together with so many elements behind it.
+    joined: HashMap<ValueId, (ValueId, usize)>,
     /// Integers computed from the size along such an axis: of each element, which places it counts.
     sizes: HashMap<ValueId, Vec<Option<ValueId>>>,
 }
@@ -181,6 +180,66 @@ impl Adds<'_> {
         self.graph.ty(x).shape.dims().to_vec()
     }
 
+    /// `x` with its first element along the axis at the places that do not count.
+    fn repeated(&mut self, x: ValueId, at: Selected) -> Result<ValueId, Fault> {
+        let dims = self.dims(x);
+        let (mut size, mut shape) = (dims.clone(), vec![1; dims.len()]);
+        (size[at.axis], shape[at.axis]) = (1, dims[at.axis]);
+        let start = vec![0; dims.len()];
+        let part = Slice { start, size, step: vec![1; dims.len()] };
+        let first = self.op(Op::Slice(part), &[x])?;
+        let counts = self.reshape(at.counts, &shape)?;
+        self.op(Op::Select, &[counts, x, first])
+    }
+
+    /// How many places count, `[1]`.
+    fn number_of(&mut self, counts: ValueId, dtype: DType) -> Result<ValueId, Fault> {
+        let ones = self.op(Op::Cast(Cast { to: dtype }), &[counts])?;
+        let all = Reduce { f: ReduceFn::Sum, axes: vec![0], keep_dims: true };
+        self.op(Op::Reduce(all), &[ones])
+    }
+
+    /// Indices into such an axis, of which those below zero are counted from the end of what counts. A row of `depth` indices has
+    /// that of the axis at `place`.
+    fn counted_from_start(
+        &mut self,
+        ids: ValueId,
+        counts: ValueId,
+        row: Option<(usize, usize)>,
+    ) -> Result<ValueId, Fault> {
+        let dtype = self.graph.ty(ids).dtype;
+        let known = self.graph.constant(ids).and_then(|t| t.as_ints());
+        if known.is_some_and(|ids| ids.iter().all(|i| *i >= 0)) {
+            return Ok(ids);
+        }
+        let mut end = self.number_of(counts, dtype)?;
+        if let Some((place, depth)) = row {
+            let own = (0..depth).map(|i| i64::from(i == place)).collect();
+            let own = self.constant(Tensor::ints(dtype, [depth], own))?;
+            end = self.op(Op::Binary(BinaryFn::Mul), &[end, own])?;
+        } else {
+            end = self.reshape(end, &[])?;
+        }
+        let zero = self.number(dtype, 0.0)?;
+        let negative = self.op(Op::Compare(CompareFn::Lt), &[ids, zero])?;
+        let from_end = self.op(Op::Binary(BinaryFn::Add), &[ids, end])?;
+        self.op(Op::Select, &[negative, from_end, ids])
+    }
+
+    /// What is read at the places that a mask selects, or a number of which most functions are finite if it selects nothing.
+    fn read(&mut self, op: &Op, inputs: &[ValueId], at: Selected) -> Result<ValueId, Fault> {
+        let read = self.op(op.clone(), inputs)?;
+        let ty = self.graph.ty(read).clone();
+        if !ty.dtype.is_float() {
+            return Ok(read);
+        }
+        let first = Slice { start: vec![0], size: vec![1], step: vec![1] };
+        let any = self.op(Op::Slice(first), &[at.counts])?;
+        let any = self.reshape(any, &[])?;
+        let half = self.number(ty.dtype, 0.5)?;
+        self.op(Op::Select, &[any, read, half])
+    }
+
     /// `x` with a number at the places that do not count.
     fn filled(&mut self, x: ValueId, at: Selected, with: f64) -> Result<ValueId, Fault> {
         let ty = self.graph.ty(x).clone();
@@ -211,6 +270,16 @@ impl Selections {
         self.sizes.contains_key(&value)
     }
 
+    /// The axis of a value that is such a one.
+    pub(super) fn axis_of(&self, value: ValueId) -> Option<usize> {
+        self.values.get(&value).map(|s| s.axis)
+    }
+
+    /// Whether an element of sizes counts places.
+    pub(super) fn counts_at(&self, sizes: ValueId, i: usize) -> bool {
+        self.sizes.get(&sizes).is_some_and(|counts| counts[i].is_some())
+    }
+
     /// Whether the conversion of an operator keeps what is known of its operands.
     pub(super) fn may_convert(op: &str) -> bool {
         CONVERTED.binary_search(&op).is_ok()
@@ -238,6 +307,24 @@ impl Selections {
             (None, _) => Ok(()),
             _ => Err(several()),
         }
+    }
+
+    /// Numbers from 0 up to a limit: where that is how many places count, those behind are 0.
+    pub(super) fn numbered(
+        &mut self,
+        graph: &mut Graph,
+        budget: &mut Budget,
+        origin: &Origin,
+        numbers: ValueId,
+        limit: ValueId,
+    ) -> Result<ValueId, Fault> {
+        let Some(&[Some(counts)]) = self.sizes.get(&limit).map(Vec::as_slice) else {
+            return Ok(numbers);
+        };
+        let (mut to, at) = (Adds { graph, budget, origin }, Selected { axis: 0, counts });
+        let numbers = to.filled(numbers, at, 0.0)?;
+        self.values.insert(numbers, at);
+        Ok(numbers)
     }
 
     /// That a value has the axes of another of its shape.
@@ -406,11 +493,7 @@ impl Selections {
         let mut elements = vec![];
         for (size, counts) in known.into_iter().zip(counts) {
             elements.push(match counts {
-                Some(counts) => {
-                    let ones = to.op(Op::Cast(Cast { to: ty.dtype }), &[*counts])?;
-                    let all = Reduce { f: ReduceFn::Sum, axes: vec![0], keep_dims: true };
-                    to.op(Op::Reduce(all), &[ones])?
-                }
+                Some(counts) => to.number_of(*counts, ty.dtype)?,
                 None => to.constant(Tensor::splat(TensorType::new(ty.dtype, [1]), size))?,
             });
         }
@@ -422,7 +505,12 @@ impl Selections {
     }
 
     /// What becomes of an operation.
-    fn outcome(&self, to: &mut Adds<'_>, op: &Op, inputs: &[ValueId]) -> Result<Outcome, Fault> {
+    fn outcome(
+        &mut self,
+        to: &mut Adds<'_>,
+        op: &Op,
+        inputs: &[ValueId],
+    ) -> Result<Outcome, Fault> {
         let of = |i: usize| inputs.get(i).and_then(|v| self.values.get(v)).copied();
         let rank = |to: &Adds<'_>, i: usize| to.graph.ty(inputs[i]).shape.rank();
         let refused = || -> Result<Outcome, Fault> {
@@ -487,9 +575,11 @@ impl Selections {
                 Some(s) => reduced(to, inputs[0], s, op),
                 None => refused(),
             },
-            Op::CumSum(op) => match alone(of(0)) {
-                Some(s) if s.axis == op.axis && op.reverse => {
-                    Ok(Outcome::Of(with(0, to.filled(inputs[0], s, 0.0)?), Some(s)))
+            Op::CumSum(cum_sum) => match alone(of(0)) {
+                Some(s) if s.axis == cum_sum.axis => {
+                    let filled = with(0, to.filled(inputs[0], s, 0.0)?);
+                    let sums = to.op(op.clone(), &filled)?;
+                    Ok(Outcome::Instead(to.repeated(sums, s)?, Some(s)))
                 }
                 Some(s) => given(Some(s)),
                 None => refused(),
@@ -509,9 +599,9 @@ impl Selections {
             },
             Op::Softmax(Softmax { axis }) | Op::LogSoftmax(LogSoftmax { axis }) => match of(0) {
                 Some(s) if s.axis == *axis => {
-                    let dtype = to.graph.ty(inputs[0]).dtype;
-                    let filled = to.filled(inputs[0], s, extreme(dtype, true))?;
-                    Ok(Outcome::Of(with(0, filled), Some(s)))
+                    let filled = to.filled(inputs[0], s, f64::NEG_INFINITY)?;
+                    let weights = to.op(op.clone(), &[filled])?;
+                    Ok(Outcome::Instead(to.repeated(weights, s)?, Some(s)))
                 }
                 Some(s) => given(Some(s)),
                 None => refused(),
@@ -537,25 +627,24 @@ impl Selections {
             }
             Op::MatMul(op) => self.product(to, inputs, op),
             Op::Embedding(_) => match (of(0), of(1)) {
-                (None, Some(s)) => given(Some(s)),
+                (None, Some(s)) => {
+                    let ids = with(1, to.filled(inputs[1], s, 0.0)?);
+                    Ok(Outcome::Instead(to.read(op, &ids, s)?, Some(s)))
+                }
                 _ => refused(),
             },
             Op::Gather(Gather { axis }) => {
                 let ids = rank(to, 1);
                 let read = of(0).filter(|s| s.axis != *axis);
-                if of(0).is_some() && read.is_none() && from_the_end(to.graph, inputs[1]) {
-                    return refused();
-                }
                 let read = read
                     .map(|s| (if s.axis < *axis { s.axis } else { s.axis + ids - 1 }, s.counts));
-                given(one_axis([read, of(1).map(|s| (s.axis + axis, s.counts))].into_iter())?)
+                let result = one_axis([read, of(1).map(|s| (s.axis + axis, s.counts))])?;
+                self.gathered(to, (op, inputs), of(0).filter(|s| s.axis == *axis), None, result)
             }
             Op::GatherElements(GatherElements { axis }) => {
                 let read = of(0).filter(|s| s.axis != *axis);
-                if of(0).is_some() && read.is_none() && from_the_end(to.graph, inputs[1]) {
-                    return refused();
-                }
-                given(one_axis([read, of(1)].into_iter().map(|s| s.map(|s| (s.axis, s.counts))))?)
+                let result = one_axis([read, of(1)].map(|s| s.map(|s| (s.axis, s.counts))))?;
+                self.gathered(to, (op, inputs), of(0).filter(|s| s.axis == *axis), None, result)
             }
             Op::GatherNd(GatherNd { batch_dims }) => {
                 let ids = to.dims(inputs[1]);
@@ -564,16 +653,18 @@ impl Selections {
                     axis if axis < *batch_dims => Some((axis, s.counts)),
                     axis => axis.checked_sub(batch_dims + depth).map(|k| (places + k, s.counts)),
                 });
-                if of(0).is_some() && read.is_none() && from_the_end(to.graph, inputs[1]) {
-                    return refused();
-                }
+                let into = of(0).filter(|_| read.is_none());
+                let row = into.map(|s| (s.axis - batch_dims, depth));
                 match of(1) {
                     Some(s) if s.axis >= places => refused(),
-                    s => given(one_axis([read, s.map(|s| (s.axis, s.counts))].into_iter())?),
+                    s => {
+                        let result = one_axis([read, s.map(|s| (s.axis, s.counts))])?;
+                        self.gathered(to, (op, inputs), into, row, result)
+                    }
                 }
             }
             Op::ScatterElements(op) if of(0).is_none() => {
-                match one_axis([of(1), of(2)].into_iter().map(|s| s.map(|s| (s.axis, s.counts))))? {
+                match one_axis([of(1), of(2)].map(|s| s.map(|s| (s.axis, s.counts))))? {
                     Some(s) => {
                         written(to, inputs, s, op.f, op.axis, &Op::ScatterElements(op.clone()))
                     }
@@ -582,7 +673,7 @@ impl Selections {
             }
             Op::ScatterNd(op) if of(0).is_none() && op.batch_dims == 0 => {
                 let places = rank(to, 1) - 1;
-                match one_axis([of(1), of(2)].into_iter().map(|s| s.map(|s| (s.axis, s.counts))))? {
+                match one_axis([of(1), of(2)].map(|s| s.map(|s| (s.axis, s.counts))))? {
                     Some(s) if s.axis < places => {
                         written(to, inputs, s, op.f, 0, &Op::ScatterNd(op.clone()))
                     }
@@ -591,6 +682,26 @@ impl Selections {
             }
             _ => refused(),
         }
+    }
+
+    /// A read by indices: `into` is such an axis that they are into, at a place of a row of them.
+    fn gathered(
+        &self,
+        to: &mut Adds<'_>,
+        (op, inputs): (&Op, &[ValueId]),
+        into: Option<Selected>,
+        row: Option<(usize, usize)>,
+        result: Option<Selected>,
+    ) -> Result<Outcome, Fault> {
+        let mut ids = inputs[1];
+        if let Some(into) = into {
+            ids = to.counted_from_start(ids, into.counts, row)?;
+        }
+        let Some(by) = self.values.get(&inputs[1]).copied() else {
+            return Ok(Outcome::Of(vec![inputs[0], ids], result));
+        };
+        let inputs = [inputs[0], to.filled(ids, by, 0.0)?];
+        Ok(Outcome::Instead(to.read(op, &inputs, by)?, result))
     }
 
     /// A product of matrices.
@@ -615,12 +726,12 @@ impl Selections {
                 placed.push(Some((axis, s.counts)));
             }
         }
-        Ok(Outcome::Of(operands, one_axis(placed.into_iter())?))
+        Ok(Outcome::Of(operands, one_axis(placed)?))
     }
 
     /// The value in another shape, if the axis can be told in it.
     fn reshaped(
-        &self,
+        &mut self,
         to: &mut Adds<'_>,
         x: ValueId,
         s: Selected,
@@ -630,28 +741,26 @@ impl Selections {
         let n = from[s.axis];
         let before: usize = from[..s.axis].iter().product();
         let begins = |axis: &usize| dims[..*axis].iter().product::<usize>() == before;
-        let fits =
-            |axis: &usize| dims[*axis] == n || dims[*axis].max(n) % dims[*axis].min(n).max(1) == 0;
         let starts: Vec<usize> = (0..dims.len()).filter(begins).collect();
-        let same = starts.iter().copied().find(|axis| dims[*axis] == n);
-        let Some(axis) = same.or(starts.into_iter().filter(|a| dims[*a] > 1).find(fits)) else {
-            return Err(Fault::Dynamic(format!("a size of {from:?} as {dims:?}")));
-        };
-        let counts = match dims[axis] {
-            size if size == n => s.counts,
-            // With the axes behind: each place becomes several.
-            size if size > n => {
+        let refused = || Fault::Dynamic(format!("a size of {from:?} as {dims:?}"));
+        if let Some(axis) = starts.iter().copied().find(|axis| dims[*axis] == n) {
+            return Ok(Outcome::Of(vec![x], Some(Selected { axis, ..s })));
+        }
+        let axis = starts.into_iter().find(|axis| dims[*axis] > 1).ok_or_else(refused)?;
+        let size = dims[axis];
+        let counts = match self.joined.get(&s.counts) {
+            // Apart again.
+            Some((before, each)) if size * each == n => *before,
+            // With elements behind: each place becomes several.
+            _ if size > n && size.is_multiple_of(n) => {
                 let column = to.reshape(s.counts, &[n, 1])?;
                 let shape = Shape::from([n, size / n]);
                 let each = to.op(Op::Expand(Expand { shape }), &[column])?;
-                to.reshape(each, &[size])?
+                let counts = to.reshape(each, &[size])?;
+                self.joined.insert(counts, (s.counts, size / n));
+                counts
             }
-            // Apart again: a place counts if its first does.
-            size => {
-                let step = vec![(n / size) as isize];
-                let part = Slice { start: vec![0], size: vec![size], step };
-                to.op(Op::Slice(part), &[s.counts])?
-            }
+            _ => return Err(refused()),
         };
         Ok(Outcome::Of(vec![x], Some(Selected { axis, counts })))
     }
@@ -659,9 +768,9 @@ impl Selections {
 
 /// The one axis of all that have one.
 fn one_axis(
-    placed: impl Iterator<Item = Option<(usize, ValueId)>>,
+    placed: impl IntoIterator<Item = Option<(usize, ValueId)>>,
 ) -> Result<Option<Selected>, Fault> {
-    let mut all = placed.flatten();
+    let mut all = placed.into_iter().flatten();
     let Some((axis, counts)) = all.next() else { return Ok(None) };
     if all.any(|(other, _)| other != axis) {
         return Err(several());
@@ -683,18 +792,9 @@ fn extreme(dtype: DType, lowest: bool) -> f64 {
         (DType::I32, false) => f64::from(i32::MAX),
         (DType::I64, true) => i64::MIN as f64,
         (DType::I64, false) => i64::MAX as f64,
-        // Not infinite: it is multiplied by zeros.
-        (DType::F16, true) => -65504.0,
-        (DType::F16, false) => 65504.0,
-        (_, true) => -LARGEST,
-        (_, false) => LARGEST,
+        (_, true) => f64::NEG_INFINITY,
+        (_, false) => f64::INFINITY,
     }
-}
-
-/// Whether indices are known to count from the end.
-fn from_the_end(graph: &Graph, indices: ValueId) -> bool {
-    let known = graph.constant(indices).and_then(|t| t.as_ints());
-    known.is_some_and(|ints| ints.iter().any(|i| *i < 0))
 }
 
 /// A reduction.
@@ -715,12 +815,13 @@ fn reduced(to: &mut Adds<'_>, x: ValueId, s: Selected, op: &Reduce) -> Result<Ou
         return Ok(Outcome::Of(vec![filled], None));
     }
     let sum = to.op(Op::Reduce(Reduce { f: ReduceFn::Sum, ..op.clone() }), &[filled])?;
-    let ones = to.op(Op::Cast(Cast { to: ty.dtype }), &[s.counts])?;
-    let total = Reduce { f: ReduceFn::Sum, axes: vec![0], keep_dims: false };
-    let places = to.op(Op::Reduce(total), &[ones])?;
+    // In f32, which f16 and bf16 have not the digits for.
+    let places = to.number_of(s.counts, DType::F32)?;
+    let places = to.reshape(places, &[])?;
     let others = op.axes.iter().filter(|a| **a != s.axis).map(|a| ty.shape.dims()[*a]);
-    let each = to.number(ty.dtype, others.product::<usize>() as f64)?;
+    let each = to.number(DType::F32, others.product::<usize>() as f64)?;
     let count = to.op(Op::Binary(BinaryFn::Mul), &[places, each])?;
+    let count = to.op(Op::Cast(Cast { to: ty.dtype }), &[count])?;
     Ok(Outcome::Instead(to.op(Op::Binary(BinaryFn::Div), &[sum, count])?, None))
 }
 
@@ -746,6 +847,8 @@ fn written(
     };
     if let Some(neutral) = neutral {
         let updates = to.filled(updates, s, neutral)?;
+        // What is written nowhere may have an index that is none.
+        let ids = to.filled(ids, s, 0.0)?;
         return Ok(Outcome::Of(vec![data, ids, updates], None));
     }
     let (dims, of_ids) = (to.dims(data), to.graph.ty(ids).clone());
@@ -754,6 +857,9 @@ fn written(
         Op::ScatterNd(_) => dims[..of_ids.shape.dims().last().copied().unwrap_or(0)].to_vec(),
         _ => vec![dims[axis]],
     };
+    if sizes.is_empty() {
+        return Err(Fault::Dynamic("how much is written".into()));
+    }
     let row = |to: &mut Adds<'_>, values: Vec<i64>| {
         let n = values.len();
         to.constant(Tensor::ints(of_ids.dtype, [n], values))

@@ -67,6 +67,9 @@ impl<'a> Importer<'a> {
     fn known(&self, bound: Option<&Option<Bound>>, what: &str) -> Result<Option<i64>, Fault> {
         match bound.and_then(Option::as_ref) {
             None => Ok(None),
+            Some(Bound::Value(value)) if self.selections.is_size(*value) => {
+                Err(Fault::Dynamic(what.into()))
+            }
             Some(Bound::Value(value)) => match self.graph.constant(*value).map(Tensor::to_i64s) {
                 Some(values) if values.len() == 1 => Ok(Some(values[0])),
                 Some(_) => misfit(format!("{what} is not one value")),

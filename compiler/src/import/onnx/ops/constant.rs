@@ -103,7 +103,8 @@ fn range(cx: &mut NodeContext<'_>) -> Outcome {
         let n = (distance.max(0) as u128).div_ceil(v[2].unsigned_abs());
         cx.integers(dtype, &[length(n as f64)], |i| (v[0] + i as i128 * v[2]) as i64)?
     };
-    cx.shaped(range, 1)
+    let limit = cx.input(1)?;
+    one(cx.selections.numbered(cx.graph, cx.budget, &cx.origin, range, limit)?)
 }
 
 /// A constant `rows × columns` matrix of zeros and ones.

@@ -61,7 +61,20 @@ fn reshape(cx: &mut NodeContext<'_>) -> Outcome {
         dims[i] = total / known;
     }
     let y = cx.reshape(x, dims)?;
-    if y == x { one(y) } else { cx.shaped(y, 1) }
+    // The size that depends on data must be the one that the shape leaves open, or computes.
+    let sizes = cx.input(1)?;
+    let is_open = |axis: usize| {
+        free == Some(axis)
+            || cx.selections.counts_at(sizes, axis)
+            || wanted[axis] == 0 && cx.selections.axis_of(x) == Some(axis)
+    };
+    match cx.selections.axis_of(y) {
+        Some(axis) if y != x && !is_open(axis) => {
+            Err(Fault::Dynamic(format!("a size of {from:?} as {wanted:?}")))
+        }
+        _ if y == x => one(y),
+        _ => cx.shaped(y, 1),
+    }
 }
 
 fn transpose(cx: &mut NodeContext<'_>) -> Outcome {

@@ -42,7 +42,14 @@ fn cross_entropy(cx: &mut NodeContext<'_>) -> Outcome {
                 Some(weight) => total(cx, weight)?,
                 None => {
                     let n = cx.ty(losses).shape.numel();
-                    cx.scalar_like(losses, n as f64)?
+                    if cx.selections.has(losses) {
+                        let (one, dims) = (cx.scalar_like(losses, 1.0)?, cx.dims(losses));
+                        let ones = cx.expand(one, dims)?;
+                        cx.selections.alike(ones, losses);
+                        total(cx, ones)?
+                    } else {
+                        cx.scalar_like(losses, n as f64)?
+                    }
                 }
             };
             cx.emit(Op::Binary(BinaryFn::Div), &[sum, count])?

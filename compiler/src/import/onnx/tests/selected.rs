@@ -22,8 +22,14 @@ fn model_of(nodes: Vec<NodeProto>, output: &str) -> ModelProto {
         input("mask", BOOL, &n(&[ROWS as i64])),
         input("labels", 7, &n(&[ROWS as i64])),
     ];
-    let constants =
-        [("zero", &[0][..]), ("one", &[1]), ("two", &[2]), ("flat", &[-1]), ("pairs", &[-1, 2])];
+    let constants = [
+        ("zero", &[0][..]),
+        ("one", &[1]),
+        ("two", &[2]),
+        ("flat", &[-1]),
+        ("pairs", &[-1, 2]),
+        ("halves", &[2, -1]),
+    ];
     let constants = constants.map(|(name, values)| ints(name, values)).to_vec();
     let mut all = vec![
         node("NonZero", &["mask"], &["columns"]),
@@ -152,6 +158,27 @@ fn cases() -> Vec<Case> {
                 reduced("ReduceSum", "ones"),
             ],
             |rows, _, _, _| vec![rows.len() as f64],
+        ),
+        (
+            "the last of them",
+            vec![
+                node("Neg", &["classes"], &["negative"]),
+                node("Sub", &["negative", "classes"], &["twice"]),
+                node("Sub", &["twice", "twice"], &["nothing"]),
+                node("ReduceMax", &["nothing", "zero"], &["none"]).with(&[int("keepdims", 1)]),
+                node("Sub", &["none", "one"], &["last"]),
+                node("Gather", &["rows", "last"], &["y"]).with(&[int("axis", 0)]),
+            ],
+            |rows, _, _, _| rows[rows.len() - 1].to_vec(),
+        ),
+        (
+            "loss of all classes",
+            vec![node("SoftmaxCrossEntropyLoss", &["rows", "classes"], &["y"])],
+            |rows, classes, _, _| {
+                let log =
+                    |(r, c): (&[f64; 2], &i64)| (r[0].exp() + r[1].exp()).ln() - r[*c as usize];
+                vec![rows.iter().zip(classes).map(log).sum::<f64>() / rows.len() as f64]
+            },
         ),
         (
             "compressed",
@@ -348,6 +375,14 @@ fn what_would_show_how_many_there_are_is_refused() {
     let shape = || node("Shape", &["classes"], &["size"]);
     for (nodes, output, what) in [
         (vec![], "rows", "the output \"rows\" has, or is, a size that depends on data"),
+        (
+            vec![
+                node("Reshape", &["rows", "halves"], &["apart"]),
+                node("ReduceSum", &["apart"], &["y"]),
+            ],
+            "y",
+            "a size of [6, 2] as [2, -1] depends on data",
+        ),
         (
             vec![
                 shape(),
