@@ -357,7 +357,8 @@ fn what_is_selected_is_computed_alone() {
 /// A write of nothing changes nothing, and a sum of nothing is zero.
 #[test]
 fn a_mask_may_select_nothing() {
-    for (name, nodes, _) in cases() {
+    // Of nothing there is no last element.
+    for (name, nodes, _) in cases().into_iter().filter(|case| case.0 != "the last of them") {
         let x = data(3);
         let found = eval(&model_of(nodes, "y"), &feeds(&x, &[false; ROWS], &[0; ROWS])).to_f64s();
         match name {
@@ -381,7 +382,7 @@ fn what_would_show_how_many_there_are_is_refused() {
                 node("ReduceSum", &["apart"], &["y"]),
             ],
             "y",
-            "a size of [6, 2] as [2, -1] depends on data",
+            "a size of [6, 2] as [2, 6] depends on data",
         ),
         (
             vec![
