@@ -6,13 +6,17 @@
 //! zeros, maxima see the lowest number, writes go nowhere. What would show how many there are, or mix them with others, is refused. In
 //! JAX this is `jnp.nonzero(mask, size=mask.size)`.
 
+mod adds;
+mod along;
+
 use super::context::{self, Fault};
 use crate::import::limits::Budget;
+use adds::Adds;
+use along::{extreme, reduced, written};
 use frit_ir::interpret::{Options, eval_op};
 use frit_ir::ops::{
-    BinaryFn, Cast, CompareFn, Concat, Constant, CumSum, Expand, Gather, GatherElements, GatherNd,
-    LayerNorm, LogSoftmax, MatMul, Pad, Reduce, ReduceFn, Reshape, RmsNorm, ScatterElements,
-    ScatterFn, Slice, Softmax,
+    BinaryFn, Cast, CompareFn, Concat, CumSum, Expand, Gather, GatherElements, GatherNd, LayerNorm,
+    LogSoftmax, MatMul, Reshape, RmsNorm, ScatterElements, ScatterFn, Slice, Softmax,
 };
 use frit_ir::{DType, Graph, Op, Origin, Shape, Tensor, TensorType, ValueId};
 use std::collections::HashMap;
@@ -148,107 +152,6 @@ pub(super) struct Selections {
     joined: HashMap<ValueId, (ValueId, usize)>,
     /// Integers computed from the size along such an axis: of each element, which places it counts.
     sizes: HashMap<ValueId, Vec<Option<ValueId>>>,
-}
-
-/// The graph to which operations are added.
-struct Adds<'a> {
-    graph: &'a mut Graph,
-    budget: &'a mut Budget,
-    origin: &'a Origin,
-}
-
-impl Adds<'_> {
-    fn op(&mut self, op: Op, inputs: &[ValueId]) -> Result<ValueId, Fault> {
-        let made = context::add(self.graph, self.budget, self.origin, op, inputs)?;
-        made.first().copied().ok_or_else(|| Fault::Misfit("there is no result".into()))
-    }
-
-    fn constant(&mut self, value: Tensor) -> Result<ValueId, Fault> {
-        self.op(Op::Constant(Constant { value }), &[])
-    }
-
-    /// A number of this type.
-    fn number(&mut self, dtype: DType, x: f64) -> Result<ValueId, Fault> {
-        self.constant(Tensor::splat(TensorType::scalar(dtype), x))
-    }
-
-    fn reshape(&mut self, x: ValueId, dims: &[usize]) -> Result<ValueId, Fault> {
-        self.op(Op::Reshape(Reshape { shape: Shape::from(dims) }), &[x])
-    }
-
-    fn dims(&self, x: ValueId) -> Vec<usize> {
-        self.graph.ty(x).shape.dims().to_vec()
-    }
-
-    /// `x` with its first element along the axis at the places that do not count.
-    fn repeated(&mut self, x: ValueId, at: Selected) -> Result<ValueId, Fault> {
-        let dims = self.dims(x);
-        let (mut size, mut shape) = (dims.clone(), vec![1; dims.len()]);
-        (size[at.axis], shape[at.axis]) = (1, dims[at.axis]);
-        let start = vec![0; dims.len()];
-        let part = Slice { start, size, step: vec![1; dims.len()] };
-        let first = self.op(Op::Slice(part), &[x])?;
-        let counts = self.reshape(at.counts, &shape)?;
-        self.op(Op::Select, &[counts, x, first])
-    }
-
-    /// How many places count, `[1]`.
-    fn number_of(&mut self, counts: ValueId, dtype: DType) -> Result<ValueId, Fault> {
-        let ones = self.op(Op::Cast(Cast { to: dtype }), &[counts])?;
-        let all = Reduce { f: ReduceFn::Sum, axes: vec![0], keep_dims: true };
-        self.op(Op::Reduce(all), &[ones])
-    }
-
-    /// Indices into such an axis, of which those below zero are counted from the end of what counts. A row of `depth` indices has
-    /// that of the axis at `place`.
-    fn counted_from_start(
-        &mut self,
-        ids: ValueId,
-        counts: ValueId,
-        row: Option<(usize, usize)>,
-    ) -> Result<ValueId, Fault> {
-        let dtype = self.graph.ty(ids).dtype;
-        let known = self.graph.constant(ids).and_then(|t| t.as_ints());
-        if known.is_some_and(|ids| ids.iter().all(|i| *i >= 0)) {
-            return Ok(ids);
-        }
-        let mut end = self.number_of(counts, dtype)?;
-        if let Some((place, depth)) = row {
-            let own = (0..depth).map(|i| i64::from(i == place)).collect();
-            let own = self.constant(Tensor::ints(dtype, [depth], own))?;
-            end = self.op(Op::Binary(BinaryFn::Mul), &[end, own])?;
-        } else {
-            end = self.reshape(end, &[])?;
-        }
-        let zero = self.number(dtype, 0.0)?;
-        let negative = self.op(Op::Compare(CompareFn::Lt), &[ids, zero])?;
-        let from_end = self.op(Op::Binary(BinaryFn::Add), &[ids, end])?;
-        self.op(Op::Select, &[negative, from_end, ids])
-    }
-
-    /// What is read at the places that a mask selects, or a number of which most functions are finite if it selects nothing.
-    fn read(&mut self, op: &Op, inputs: &[ValueId], at: Selected) -> Result<ValueId, Fault> {
-        let read = self.op(op.clone(), inputs)?;
-        let ty = self.graph.ty(read).clone();
-        if !ty.dtype.is_float() {
-            return Ok(read);
-        }
-        let first = Slice { start: vec![0], size: vec![1], step: vec![1] };
-        let any = self.op(Op::Slice(first), &[at.counts])?;
-        let any = self.reshape(any, &[])?;
-        let half = self.number(ty.dtype, 0.5)?;
-        self.op(Op::Select, &[any, read, half])
-    }
-
-    /// `x` with a number at the places that do not count.
-    fn filled(&mut self, x: ValueId, at: Selected, with: f64) -> Result<ValueId, Fault> {
-        let ty = self.graph.ty(x).clone();
-        let mut dims = vec![1; ty.shape.rank()];
-        dims[at.axis] = ty.shape.dims()[at.axis];
-        let counts = self.reshape(at.counts, &dims)?;
-        let number = self.number(ty.dtype, with)?;
-        self.op(Op::Select, &[counts, x, number])
-    }
 }
 
 /// What becomes of an operation on such values.
@@ -780,105 +683,4 @@ fn one_axis(
 
 fn several() -> Fault {
     Fault::Dynamic("more than one size".into())
-}
-
-/// The lowest number of a type, or the highest.
-fn extreme(dtype: DType, lowest: bool) -> f64 {
-    match (dtype, lowest) {
-        (DType::Bool | DType::U8, true) => 0.0,
-        (DType::Bool, false) => 1.0,
-        (DType::U8, false) => 255.0,
-        (DType::I32, true) => f64::from(i32::MIN),
-        (DType::I32, false) => f64::from(i32::MAX),
-        (DType::I64, true) => i64::MIN as f64,
-        (DType::I64, false) => i64::MAX as f64,
-        (_, true) => f64::NEG_INFINITY,
-        (_, false) => f64::INFINITY,
-    }
-}
-
-/// A reduction.
-fn reduced(to: &mut Adds<'_>, x: ValueId, s: Selected, op: &Reduce) -> Result<Outcome, Fault> {
-    if !op.axes.contains(&s.axis) {
-        let gone = if op.keep_dims { 0 } else { op.axes.iter().filter(|a| **a < s.axis).count() };
-        return Ok(Outcome::Of(vec![x], Some(Selected { axis: s.axis - gone, ..s })));
-    }
-    let ty = to.graph.ty(x).clone();
-    let neutral = match op.f {
-        ReduceFn::Sum | ReduceFn::Mean => 0.0,
-        ReduceFn::Prod => 1.0,
-        ReduceFn::Max => extreme(ty.dtype, true),
-        ReduceFn::Min => extreme(ty.dtype, false),
-    };
-    let filled = to.filled(x, s, neutral)?;
-    if op.f != ReduceFn::Mean {
-        return Ok(Outcome::Of(vec![filled], None));
-    }
-    let sum = to.op(Op::Reduce(Reduce { f: ReduceFn::Sum, ..op.clone() }), &[filled])?;
-    // In f32, which f16 and bf16 have not the digits for.
-    let places = to.number_of(s.counts, DType::F32)?;
-    let places = to.reshape(places, &[])?;
-    let others = op.axes.iter().filter(|a| **a != s.axis).map(|a| ty.shape.dims()[*a]);
-    let each = to.number(DType::F32, others.product::<usize>() as f64)?;
-    let count = to.op(Op::Binary(BinaryFn::Mul), &[places, each])?;
-    let count = to.op(Op::Cast(Cast { to: ty.dtype }), &[count])?;
-    Ok(Outcome::Instead(to.op(Op::Binary(BinaryFn::Div), &[sum, count])?, None))
-}
-
-/// A write at indices, the first of which are along this axis: what does not count changes nothing, or is written behind the end.
-fn written(
-    to: &mut Adds<'_>,
-    inputs: &[ValueId],
-    s: Selected,
-    f: ScatterFn,
-    axis: usize,
-    op: &Op,
-) -> Result<Outcome, Fault> {
-    let &[data, ids, updates] = inputs else {
-        return Err(Fault::Misfit("a write without updates".into()));
-    };
-    let dtype = to.graph.ty(updates).dtype;
-    let neutral = match f {
-        ScatterFn::Replace => None,
-        ScatterFn::Add => Some(0.0),
-        ScatterFn::Mul => Some(1.0),
-        ScatterFn::Max => Some(extreme(dtype, true)),
-        ScatterFn::Min => Some(extreme(dtype, false)),
-    };
-    if let Some(neutral) = neutral {
-        let updates = to.filled(updates, s, neutral)?;
-        // What is written nowhere may have an index that is none.
-        let ids = to.filled(ids, s, 0.0)?;
-        return Ok(Outcome::Of(vec![data, ids, updates], None));
-    }
-    let (dims, of_ids) = (to.dims(data), to.graph.ty(ids).clone());
-    // Sizes of the axes that an index, or a row of indices, is into.
-    let sizes = match op {
-        Op::ScatterNd(_) => dims[..of_ids.shape.dims().last().copied().unwrap_or(0)].to_vec(),
-        _ => vec![dims[axis]],
-    };
-    if sizes.is_empty() {
-        return Err(Fault::Dynamic("how much is written".into()));
-    }
-    let row = |to: &mut Adds<'_>, values: Vec<i64>| {
-        let n = values.len();
-        to.constant(Tensor::ints(of_ids.dtype, [n], values))
-    };
-    let behind = row(to, [&[sizes[0] as i64][..], &vec![0; sizes.len() - 1]].concat())?;
-    let ends = row(to, sizes.iter().map(|n| *n as i64).collect())?;
-    let zero = to.number(of_ids.dtype, 0.0)?;
-    let negative = to.op(Op::Compare(CompareFn::Lt), &[ids, zero])?;
-    let from_end = to.op(Op::Binary(BinaryFn::Add), &[ids, ends])?;
-    let ids = to.op(Op::Select, &[negative, from_end, ids])?;
-    let mut shape = vec![1; of_ids.shape.rank()];
-    shape[s.axis] = of_ids.shape.dims()[s.axis];
-    let counts = to.reshape(s.counts, &shape)?;
-    let ids = to.op(Op::Select, &[counts, ids, behind])?;
-    let (low, mut high) = (vec![0; dims.len()], vec![0; dims.len()]);
-    high[axis] = 1;
-    let longer = to.op(Op::Pad(Pad { low, high, value: 0.0 }), &[data])?;
-    let longer = to.op(op.clone(), &[longer, ids, updates])?;
-    let n = dims.len();
-    let part = Slice { start: vec![0; n], size: dims, step: vec![1; n] };
-    Ok(Outcome::Instead(to.op(Op::Slice(part), &[longer])?, None))
 }
