@@ -125,6 +125,7 @@ fn the_files_of_an_operation_are_those_that_are_listed() {
     // What only reads the operation: a composite operator, an archive that is rewritten, a pattern that is recognized.
     let readers = [
         "compiler/src/import/onnx/ops/scatter.rs",
+        "compiler/src/import/onnx/selected.rs",
         "compiler/src/import/pt2/ops/pointwise.rs",
         "compiler/src/import/pt2/ops/reduction.rs",
         "passes/src/documents/mod.rs",
