@@ -8,10 +8,12 @@ use frit_kernels::routine::conv::Conv;
 use frit_kernels::routine::gemm::{Gemm, Operand};
 use frit_kernels::window::Window;
 use serde::Serialize;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// Calls of each measurement, of which the best counts.
-const CALLS: usize = 12;
+/// Calls of each measurement, of which the best counts: the least and the most.
+const CALLS: (usize, usize) = (3, 12);
+/// Time after which a measurement is called no more often than it must be.
+const ENOUGH: Duration = Duration::from_millis(400);
 /// Channels of convolutions and widths of linear layers that are measured, with the side of the images: those of the stages of ResNet-50, and
 /// narrower ones.
 const WIDTHS: [(usize, usize); 6] =
@@ -69,7 +71,9 @@ pub struct Ceilings {
 pub fn ceilings(threads: usize) -> Ceilings {
     let pool = Pool::new(threads);
     let best = |measure: &mut dyn FnMut() -> f64| -> f64 {
-        (0..CALLS).map(|_| measure()).fold(0.0, f64::max)
+        let start = Instant::now();
+        let goes_on = |calls: &usize| *calls < CALLS.0 || start.elapsed() < ENOUGH;
+        (0..CALLS.1).take_while(goes_on).map(|_| measure()).fold(0.0, f64::max)
     };
     // These take longest: the system needs some tens of milliseconds to give each thread a processor of its own.
     let gemm_f32_flops = best(&mut layer(&pool, Elem::F32, LARGE));

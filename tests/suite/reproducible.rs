@@ -227,9 +227,8 @@ fn bits_do_not_depend_on_the_number_of_ranks_whatever_it_is_crossed_with() {
                 wrong.push(format!("{words:?} {what}: {differences:?}"));
             }
         };
-        for many in &all {
-            compare(&[(many, STEPS)], format!("on {} ranks", many.compiled.plan.world_size));
-        }
+        let most = &all[all.len() - 1];
+        compare(&[(most, STEPS)], format!("on {} ranks", most.compiled.plan.world_size));
         // It goes on with more ranks, then with one.
         compare(&[(&all[0], 1), (&all[1], 2), (&one, 3)], "resumed".into());
     }

@@ -67,6 +67,10 @@ class Functions:
         if not hasattr(torch.onnx.ops, "symbolic_multi_out"):
             message = f"this version of torch cannot export {cls.__name__} with its gradient"
             raise refuse("E010", message, "pip install 'torch>=2.8'")
+        # Such a size has no hash.
+        if any(not isinstance(n, int) for a in args if isinstance(a, torch.Tensor) for n in a.shape):
+            remedy = "apply it before a mask selects rows, and export without dynamic shapes"
+            raise refuse("E062", f"{cls.__name__} is given tensors of unknown sizes", remedy)
         parts = tuple(
             (tuple(a.shape), a.dtype) if isinstance(a, torch.Tensor) else ("value", repr(a)) for a in args
         )
@@ -95,8 +99,6 @@ class _Function:
         if not self.places:
             raise refuse("E062", f"{cls.__name__}.apply is given no tensor", "give it its operands as arguments")
         self.operands = [(tuple(args[i].shape), args[i].dtype) for i in self.places]
-        if any(not isinstance(size, int) for shape, _ in self.operands for size in shape):
-            raise refuse("E062", f"{cls.__name__} is given tensors of unknown sizes", "export static shapes")
         with torch.no_grad(), _untraced(torch):
             results, _ = self.forward([_example(torch, *operand) for operand in self.operands])
         self.is_tuple = isinstance(results, (tuple, list))

@@ -79,16 +79,17 @@ class Exported:
             except ImportError as error:
                 raise refuse("E010", f"torch cannot export: {error}", "pip install onnx onnxscript") from error
             except Exception as error:
-                if functions.refused or (isinstance(error, FritError) and error.code != "E053"):
-                    raise functions.refused or error from None
-                if not isinstance(error, FritError):
+                own = functions.refused or _own(error)
+                if own is not None and own.code != "E053":
+                    raise own from None
+                if own is None:
                     message = f"torch cannot write the module as ONNX: {_reason(torch, error)}"
-                    error, cause = refuse("E010", message, _remedy(message)), error
-                    error.__cause__ = cause
+                    own = refuse("E010", message, _remedy(message))
+                    own.__cause__ = error
                 # An archive has the forward of a function only.
                 if functions.by_key:
-                    raise error
-                self._write_archive(error)
+                    raise own
+                self._write_archive(own)
             else:
                 if batch_norms == {True}:
                     self.options["model.batch_norm"] = "train"
@@ -179,6 +180,13 @@ def _refuse_parts(module):
             raise refuse("E032", f"the embedding `{name}` has max_norm, which writes its rows", remedy)
 
 
+def _own(error):
+    """The error of Frit that one of torch was raised for, if any."""
+    while error is not None and not isinstance(error, FritError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def _reason(torch, error):
     """What torch says of an export that failed, in short, and where in the module it was; the exception has all of it."""
     text = re.sub(r"\x1b?\[[0-9]+m", "", str(error))
@@ -201,7 +209,7 @@ def _remedy(text):
     if "grouped_mm" in text:
         return 'call model.set_experts_implementation("batched_mm") of transformers first'
     if "depends on data" in text:
-        return "what a mask selects needs no `if mask.any()`: of nothing, nothing is written; or choose by torch.where"
+        return "choose by torch.where; or leave the condition out, such as `if mask.any()`: where a mask selects nothing, nothing is written"
     return "docs/exporting.md says what an export can carry"
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from unittest.mock import patch
 
+from frit import _linalg
 from frit._errors import FritError, refuse
 from frit._losses import traceable
 
@@ -14,7 +15,9 @@ def traced(torch, module, args, kwargs):
     """The program of a module, in which gradients stop where they stop in the module."""
     with torch.enable_grad():
         try:
-            with _inference_as_no_grad(torch), _no_conditions_on_sizes(torch), _stand_ins(torch):
+            with contextlib.ExitStack() as stack:
+                for context in (_inference_as_no_grad, _no_conditions_on_sizes, _unchecked_distributions, _stand_ins):
+                    stack.enter_context(context(torch))
                 program = torch.export.export(module, args, kwargs, strict=False)
         except Exception as error:
             program = None if isinstance(error, FritError) else _strict(torch, module, args, kwargs)
@@ -70,6 +73,11 @@ def _inference_as_no_grad(torch):
         yield
     finally:
         cls.__enter__, cls.__exit__ = enter, leave
+
+
+def _unchecked_distributions(torch):
+    """Distributions do not check what they are given: that would be a condition on data."""
+    return patch.object(torch.distributions.Distribution, "_validate_args", False)
 
 
 def _stand_ins(torch):
@@ -160,6 +168,7 @@ def _rewrite(torch, graph):
     aten = torch.ops.aten
     checks = {aten._assert_scalar.default, aten._assert_async.default, aten._assert_async.msg}
     checks.add(aten._assert_tensor_metadata.default)
+    unchecked = _linalg.checks(torch)
     for node in list(graph.nodes):
         operands = node.all_input_nodes
         if node.target in (aten.embedding.default, aten.embedding_bag.default) and node.args[3:4] == (True,):
@@ -174,6 +183,12 @@ def _rewrite(torch, graph):
             with graph.inserting_before(node):
                 wide = _call(graph, aten._to_copy.default, (operands[0],), value, {"dtype": value.dtype})
             node.replace_input_with(operands[0], wide)
+        elif node.target in unchecked:
+            value = node.meta["val"]
+            info = torch.empty(value.shape[:-2], dtype=torch.int32, device="meta")
+            with graph.inserting_before(node):
+                both = _call(graph, unchecked[node.target], node.args, (value, info), node.kwargs)
+            node.target, node.args, node.kwargs = operator.getitem, (both, 0), {}
         elif node.target is aten.fill_diagonal_.default and node.meta["val"].dim() == 2 and node.args[2:] != (True,):
             written = node.meta["val"]
             with written.fake_mode, graph.inserting_before(node):

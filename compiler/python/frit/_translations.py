@@ -1,5 +1,6 @@
 """Translations of operators that the exporter writes in a form that computes something else, or that overflows."""
 
+from frit import _linalg
 from frit._operators import operators
 
 
@@ -182,7 +183,7 @@ def translations():
         return onnx.MatMul(weights, value)
 
     aten = torch.ops.aten
-    return operators(scatter_reduce, distance) | {
+    return operators(scatter_reduce, distance) | _linalg.operators() | {
         aten.log_sigmoid.default: log_sigmoid,
         aten.cross_entropy_loss.default: cross_entropy_loss,
         aten.arange.start: arange_start,

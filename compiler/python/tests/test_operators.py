@@ -44,6 +44,17 @@ def operators(torch):
         (high, at_high), (low, at_low) = torch.cummax(x, 1), torch.cummin(x, 0)
         return high * (1 + at_high) + low * (1 + at_low)
 
+    def drawn(x):
+        of = torch.distributions
+        normal = of.Normal(x, functional.softplus(x.roll(1, 0)))
+        rows = of.kl_divergence(normal, of.Normal(0.0, 1.0)) + normal.log_prob(x.roll(1, 1)) + normal.entropy()
+        classes = of.Categorical(logits=x)
+        rows = rows + (classes.log_prob(torch.arange(8) % 6) + classes.entropy())[:, None]
+        rows = rows + of.Bernoulli(logits=x).log_prob((x.detach() > 0).float()) + of.Laplace(x, 2.0).cdf(x.roll(2, 0))
+        shares = of.Dirichlet(x.exp() + 1)
+        rows = rows + (shares.log_prob(torch.full((6,), 1 / 6)) + of.Independent(of.Cauchy(x, 1.0), 1).log_prob(x.roll(1, 0)))[:, None]
+        return rows + of.Beta(x.exp() + 1, x.cos().square() + 2).log_prob(torch.sigmoid(x)) + of.Poisson(x.exp()).log_prob(torch.tensor(3.0))
+
     def searched(x):
         left = torch.searchsorted(steps, x.detach())
         right = torch.searchsorted(steps.expand(8, 5).contiguous(), x.detach().contiguous(), right=True, out_int32=True)
@@ -58,6 +69,7 @@ def operators(torch):
         "gamma_large": gamma(2.0, 30.0),
         "gamma_negative": gamma(0.2, -2.5),
         "erfinv": lambda x: torch.erfinv(torch.tanh(1.5 * x) * 0.999),
+        "drawn": drawn,
         "quantile_like": quantile_like,
         "extremes": extremes,
         "searched": searched,
@@ -76,7 +88,7 @@ def operators(torch):
     }
 
 
-OPERATORS = "hypot gamma_small gamma_large gamma_negative erfinv quantile_like extremes searched distances pooled_1 pooled_2 pooled_3"
+OPERATORS = "drawn hypot gamma_small gamma_large gamma_negative erfinv quantile_like extremes searched distances pooled_1 pooled_2 pooled_3"
 OPERATORS += " reduced_mean reduced_amax reduced_prod bag_sum bag_mean bag_max gaussian gaussian_clamped"
 
 

@@ -192,6 +192,22 @@ def test_groups_of_what_is_selected_are_refused(torch):
     assert refused.value.code == "E034"
 
 
+def test_functions_with_gradients_of_their_own_are_not_given_what_is_selected(torch):
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a):
+            ctx.save_for_backward(a)
+            return a * a
+
+        @staticmethod
+        def backward(ctx, dy):
+            return 2 * dy * ctx.saved_tensors[0]
+
+    with pytest.raises(frit.FritError, match="Square is given tensors of unknown sizes") as refused:
+        frit.compile(*model(torch, lambda z, x, y: Square.apply(z[y > 1]).mean()), loss="output")
+    assert refused.value.code == "E062"
+
+
 def test_what_returns_what_is_selected_is_refused(torch):
     class Model(torch.nn.Module):
         def __init__(self):

@@ -269,7 +269,7 @@ impl<'a> Importer<'a> {
         let mut operators: BTreeMap<String, (usize, String)> = BTreeMap::new();
         let mut attributes: BTreeMap<String, (usize, String)> = BTreeMap::new();
         for (index, node) in &self.nodes {
-            let place = order::label(*index, node);
+            let place = order::label(Some(*index), node);
             if subgraph::holds_graphs(node) {
                 continue;
             }
@@ -426,7 +426,7 @@ impl<'a> Importer<'a> {
 
     fn convert_nodes(&mut self) {
         for (index, node) in std::mem::take(&mut self.nodes) {
-            self.convert_node(index, node);
+            self.convert_node(Some(index), node);
             if self.is_over() {
                 return;
             }
@@ -438,8 +438,8 @@ impl<'a> Importer<'a> {
         self.exhausted || self.report.diagnostics.len() >= MAX_ERRORS
     }
 
-    /// Adds one node to the graph; `index` is its place in the file.
-    fn convert_node(&mut self, index: usize, node: &'a NodeProto) {
+    /// Adds one node to the graph; `index` is its place in the file, none for a node of a graph inside another.
+    fn convert_node(&mut self, index: Option<usize>, node: &'a NodeProto) {
         if let Err(exceeded) = self.count(node) {
             let origin = Origin::new(&node.name, "");
             self.report.push(exceeded.diagnostic(&node.op_type, &origin));
@@ -453,11 +453,11 @@ impl<'a> Importer<'a> {
         };
         let mut inputs: Vec<Option<Bound>> = node.input.iter().map(operand).collect();
         for (i, input) in inputs.iter_mut().enumerate() {
-            if let Some(restored) = self.restored_operand(index, i, &origin) {
+            if let Some(restored) = index.and_then(|at| self.restored_operand(at, i, &origin)) {
                 *input = Some(restored);
             }
         }
-        inputs.extend(self.restored_bias(index).map(Some));
+        inputs.extend(index.and_then(|at| self.restored_bias(at)).map(Some));
         let of_selected = |bound: &Option<Bound>| match bound {
             Some(Bound::Value(value)) => self.selections.has(*value),
             Some(Bound::Sequence(values)) => values.iter().any(|v| self.selections.has(*v)),
@@ -566,7 +566,7 @@ impl<'a> Importer<'a> {
 
     fn fault(
         &mut self,
-        index: usize,
+        index: Option<usize>,
         node: &NodeProto,
         origin: &Origin,
         inputs: &[Option<Bound>],

@@ -9,13 +9,11 @@ use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::{Dfs, DfsPostOrder, Visitable, Walker};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-/// How messages name a node.
-pub(super) fn label(index: usize, node: &NodeProto) -> String {
-    if node.name.is_empty() {
-        format!("node #{index} ({})", node.op_type)
-    } else {
-        format!("node #{index} \"{}\" ({})", node.name, node.op_type)
-    }
+/// How messages name a node: by its place in the file, if it is not of a graph inside another.
+pub(super) fn label(index: Option<usize>, node: &NodeProto) -> String {
+    let place = index.map_or_else(String::new, |index| format!(" #{index}"));
+    let name = if node.name.is_empty() { String::new() } else { format!(" \"{}\"", node.name) };
+    format!("node{place}{name} ({})", node.op_type)
 }
 
 /// The nodes with their places in the file: each after those whose results it reads; nodes that no
@@ -34,7 +32,7 @@ pub(super) fn sort<'a>(
                     Code::ValueDefinedTwice,
                     format!("the value \"{name}\" is defined twice"),
                 )
-                .note(label(i, node))
+                .note(label(Some(i), node))
                 .into());
             }
         }
@@ -71,7 +69,7 @@ pub(super) fn sort<'a>(
         let known =
             |name: &&&str| name.is_empty() || given.contains(**name) || makers.contains_key(**name);
         if let Some(name) = read[i].iter().find(|name| !known(name)) {
-            return Err(undefined(name, label(i, &graph.node[i])).into());
+            return Err(undefined(name, label(Some(i), &graph.node[i])).into());
         }
     }
     let is_cycle = |part: &Vec<NodeIndex>| part.len() > 1 || reads.contains_edge(part[0], part[0]);
@@ -79,7 +77,7 @@ pub(super) fn sort<'a>(
     if let Some(mut cycle) = cycles.find(|part| needed.contains(&part[0])) {
         cycle.sort_unstable();
         let error = Diagnostic::error(Code::GraphCycle, "the graph has a cycle");
-        let labels = cycle.iter().take(16).map(|i| label(i.index(), &graph.node[i.index()]));
+        let labels = cycle.iter().take(16).map(|i| label(Some(i.index()), &graph.node[i.index()]));
         return Err(labels
             .fold(error, Diagnostic::note)
             .help("an ONNX graph must be acyclic; export the model again")

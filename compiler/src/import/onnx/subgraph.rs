@@ -215,7 +215,7 @@ impl<'a> Importer<'a> {
             self.values.insert(&proto.name, Bound::Value(value));
         }
         for node in &graph.node {
-            self.convert_node(usize::MAX, node);
+            self.convert_node(None, node);
             if self.is_over() {
                 return Err(Fault::Upstream);
             }

@@ -2,9 +2,8 @@
 //! with constant conditions.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
-use super::layout::permute;
 use super::{Operator, one, op};
-use frit_ir::ops::{BinaryFn, CompareFn, Gather, GatherElements, Reduce, ReduceFn, UnaryFn};
+use frit_ir::ops::{BinaryFn, CompareFn, Gather, Reduce, ReduceFn, UnaryFn};
 use frit_ir::{DType, Op, Tensor, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[
@@ -14,7 +13,6 @@ pub(super) const OPERATORS: &[Operator] = &[
     op("Compress", &["axis"], compress),
     op("LpNormalization", &["axis", "p"], lp_normalization),
     op("MeanVarianceNormalization", &["axes"], mean_variance),
-    op("NegativeLogLikelihoodLoss", &["ignore_index", "reduction"], negative_log_likelihood),
     op("NonZero", &[], non_zero),
     op("Shrink", &["bias", "lambd"], shrink),
     op("Swish", &["alpha"], swish),
@@ -146,66 +144,6 @@ fn mean_variance(cx: &mut NodeContext<'_>) -> Outcome {
     let deviation = unary(cx, UnaryFn::Sqrt, variance)?;
     let deviation = with_scalar(cx, BinaryFn::Add, deviation, 1e-9)?;
     one(binary(cx, BinaryFn::Div, centered, deviation)?)
-}
-
-/// `(log_probabilities[N, C, …], labels[N, …][, weights[C]])`. Source: ONNX
-/// NegativeLogLikelihoodLoss-13.
-fn negative_log_likelihood(cx: &mut NodeContext<'_>) -> Outcome {
-    let (scores, labels, weights) = (cx.input(0)?, cx.input(1)?, cx.optional(2)?);
-    let ty = cx.ty(scores);
-    let rank = ty.shape.rank();
-    if rank < 2 {
-        return misfit(format!("the scores need a class axis, but have shape {}", ty.shape));
-    }
-    let ignored = cx.has("ignore_index").then(|| cx.int("ignore_index", 0));
-    let mut classes = cx.cast(labels, DType::I64)?;
-    let labels = classes;
-    let keep = match ignored {
-        Some(index) => {
-            let index = cx.scalar_like(labels, index as f64)?;
-            let keep = cx.emit(Op::Compare(CompareFn::Ne), &[labels, index])?;
-            // An ignored label may be no class at all.
-            let zero = cx.scalar_like(labels, 0.0)?;
-            classes = cx.emit(Op::Select, &[keep, labels, zero])?;
-            Some(keep)
-        }
-        None => None,
-    };
-    let perm = (0..rank).filter(|i| *i != 1).chain([1]).collect();
-    let scores = permute(cx, scores, perm)?;
-    let mut column = cx.dims(classes);
-    let rows = column.clone();
-    column.push(1);
-    let ids = cx.reshape(classes, column)?;
-    let gather = GatherElements { axis: rank - 1 };
-    let picked = cx.emit(Op::GatherElements(gather), &[scores, ids])?;
-    let picked = cx.reshape(picked, rows.clone())?;
-    let mut losses = unary(cx, UnaryFn::Neg, picked)?;
-    let one_ = cx.scalar_like(losses, 1.0)?;
-    let mut counted = cx.expand(one_, rows)?;
-    cx.selections.alike(counted, losses);
-    if let Some(weights) = weights {
-        counted = cx.emit(Op::Gather(Gather { axis: 0 }), &[weights, classes])?;
-        losses = binary(cx, BinaryFn::Mul, losses, counted)?;
-    }
-    if let Some(keep) = keep {
-        let zero = cx.scalar_like(losses, 0.0)?;
-        losses = cx.emit(Op::Select, &[keep, losses, zero])?;
-        counted = cx.emit(Op::Select, &[keep, counted, zero])?;
-    }
-    let total = |cx: &mut NodeContext<'_>, x: ValueId| {
-        let axes = (0..cx.dims(x).len()).collect();
-        cx.emit(Op::Reduce(Reduce { f: ReduceFn::Sum, axes, keep_dims: false }), &[x])
-    };
-    match cx.text("reduction", "mean").as_str() {
-        "none" => one(losses),
-        "sum" => one(total(cx, losses)?),
-        "mean" => {
-            let (sum, count) = (total(cx, losses)?, total(cx, counted)?);
-            one(binary(cx, BinaryFn::Div, sum, count)?)
-        }
-        other => Err(Fault::Attribute(format!("reduction = \"{other}\""))),
-    }
 }
 
 /// The slices of an axis, or the elements of all, where a known condition holds.

@@ -36,15 +36,22 @@ impl Adds<'_> {
         self.graph.ty(x).shape.dims().to_vec()
     }
 
+    /// Which places of `x` count, of its rank.
+    pub(super) fn mask_over(&mut self, x: ValueId, at: Selected) -> Result<ValueId, Fault> {
+        let dims = self.dims(x);
+        let mut shape = vec![1; dims.len()];
+        shape[at.axis] = dims[at.axis];
+        self.reshape(at.counts, &shape)
+    }
+
     /// `x` with its first element along the axis at the places that do not count.
     pub(super) fn repeated(&mut self, x: ValueId, at: Selected) -> Result<ValueId, Fault> {
-        let dims = self.dims(x);
-        let (mut size, mut shape) = (dims.clone(), vec![1; dims.len()]);
-        (size[at.axis], shape[at.axis]) = (1, dims[at.axis]);
-        let start = vec![0; dims.len()];
-        let part = Slice { start, size, step: vec![1; dims.len()] };
+        let mut size = self.dims(x);
+        size[at.axis] = 1;
+        let rank = size.len();
+        let part = Slice { start: vec![0; rank], size, step: vec![1; rank] };
         let first = self.op(Op::Slice(part), &[x])?;
-        let counts = self.reshape(at.counts, &shape)?;
+        let counts = self.mask_over(x, at)?;
         self.op(Op::Select, &[counts, x, first])
     }
 
@@ -76,7 +83,12 @@ impl Adds<'_> {
         } else {
             end = self.reshape(end, &[])?;
         }
-        let zero = self.number(dtype, 0.0)?;
+        self.from_start(ids, end)
+    }
+
+    /// Indices, of which those below zero are counted from `end`.
+    pub(super) fn from_start(&mut self, ids: ValueId, end: ValueId) -> Result<ValueId, Fault> {
+        let zero = self.number(self.graph.ty(ids).dtype, 0.0)?;
         let negative = self.op(Op::Compare(CompareFn::Lt), &[ids, zero])?;
         let from_end = self.op(Op::Binary(BinaryFn::Add), &[ids, end])?;
         self.op(Op::Select, &[negative, from_end, ids])
@@ -103,11 +115,8 @@ impl Adds<'_> {
 
     /// `x` with a number at the places that do not count.
     pub(super) fn filled(&mut self, x: ValueId, at: Selected, with: f64) -> Result<ValueId, Fault> {
-        let ty = self.graph.ty(x).clone();
-        let mut dims = vec![1; ty.shape.rank()];
-        dims[at.axis] = ty.shape.dims()[at.axis];
-        let counts = self.reshape(at.counts, &dims)?;
-        let number = self.number(ty.dtype, with)?;
+        let counts = self.mask_over(x, at)?;
+        let number = self.number(self.graph.ty(x).dtype, with)?;
         self.op(Op::Select, &[counts, x, number])
     }
 }

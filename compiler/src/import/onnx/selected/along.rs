@@ -3,7 +3,7 @@
 use super::adds::Adds;
 use super::{Outcome, Selected};
 use crate::import::onnx::context::Fault;
-use frit_ir::ops::{BinaryFn, Cast, CompareFn, Pad, Reduce, ReduceFn, ScatterFn, Slice};
+use frit_ir::ops::{BinaryFn, Cast, Pad, Reduce, ReduceFn, ScatterFn, Slice};
 use frit_ir::{DType, Op, Tensor, ValueId};
 
 /// The lowest number of a type, or the highest.
@@ -95,14 +95,9 @@ pub(super) fn written(
     };
     let behind = row(to, [&[sizes[0] as i64][..], &vec![0; sizes.len() - 1]].concat())?;
     let ends = row(to, sizes.iter().map(|n| *n as i64).collect())?;
-    let zero = to.number(of_ids.dtype, 0.0)?;
-    let negative = to.op(Op::Compare(CompareFn::Lt), &[ids, zero])?;
-    let from_end = to.op(Op::Binary(BinaryFn::Add), &[ids, ends])?;
-    let ids = to.op(Op::Select, &[negative, from_end, ids])?;
-    let mut shape = vec![1; of_ids.shape.rank()];
-    shape[s.axis] = of_ids.shape.dims()[s.axis];
-    let counts = to.reshape(s.counts, &shape)?;
-    let ids = to.op(Op::Select, &[counts, ids, behind])?;
+    let from_start = to.from_start(ids, ends)?;
+    let counts = to.mask_over(ids, s)?;
+    let ids = to.op(Op::Select, &[counts, from_start, behind])?;
     let (low, mut high) = (vec![0; dims.len()], vec![0; dims.len()]);
     high[axis] = 1;
     let longer = to.op(Op::Pad(Pad { low, high, value: 0.0 }), &[data])?;

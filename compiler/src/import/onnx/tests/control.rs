@@ -52,6 +52,8 @@ fn the_branch_that_is_taken_reads_values_around_it() {
         }
         let text = refused(&m, &ImportOptions::default());
         assert!(text.contains("Unknown: this operator is not supported"), "{text}");
+        // A place in the file has none but a node of the whole graph.
+        assert!(text.contains("(Unknown)") && !text.contains("node #"), "{text}");
         let graph = m.graph.as_mut().expect("a graph");
         let other = graph.node[0].attribute[1].g.as_mut().expect("a branch");
         other.node[0].op_type = "Identity".into();
