@@ -111,13 +111,23 @@ def _expect_elements(torch, results):
 
 @contextlib.contextmanager
 def _no_conditions_on_sizes(torch):
-    """Refuses conditions of the module on how much a mask selects, which would be decided as if it were always more than one."""
-    own, library = torch.SymBool.__bool__, os.path.dirname(torch.__file__) + os.sep
+    """Refuses conditions of the module on how much a mask selects, which would be decided as if it were always more than one. In
+    libraries, such as of two operands of a loss, two such numbers are the same."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    own = torch.SymBool.__bool__
+    libraries = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
 
     def decided(self):
-        caller = sys._getframe(1)
+        caller, expression = sys._getframe(1), self.node.expr
         place = caller.f_code.co_filename
-        if torch.compiler.is_exporting() and os.path.isfile(place) and not place.startswith(library):
+        if not torch.compiler.is_exporting() or not expression.free_symbols:
+            return own(self)
+        if place.startswith(libraries):
+            if expression.is_Equality and all(a in free_unbacked_symbols(expression) for a in expression.args):
+                torch._check(self)
+                return True
+        elif os.path.isfile(place):
             message = f"a condition depends on how many elements a mask selects ({place}:{caller.f_lineno})"
             remedy = "leave it out where it guards writes or sums, which are nothing of nothing, or choose by torch.where"
             raise refuse("E010", message, remedy)

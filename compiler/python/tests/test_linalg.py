@@ -29,9 +29,9 @@ def functions(torch):
 
     def process(x):
         inputs = x[:, :1]
-        kernel = (-(inputs - inputs.mT).square()).exp() + 0.1 * torch.eye(8)
+        kernel = (-(inputs - inputs.mT).square()).exp() + torch.eye(8)
         lower = linalg.cholesky(kernel)
-        return x[:, 1] @ torch.cholesky_solve(x[:, 1:2], lower) + lower.diagonal().log().sum()
+        return 0.1 * x[:, 1] @ torch.cholesky_solve(x[:, 1:2], lower) + lower.diagonal().log().sum()
 
     def triangles(x):
         a, b = matrices(x)[0] + 4 * torch.eye(N), vectors(x)

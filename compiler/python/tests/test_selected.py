@@ -42,6 +42,16 @@ def functions(torch):
         logs, labels = functional.log_softmax(z[y > 0], -1), y[y > 0]
         return -logs[torch.arange(logs.shape[0]), labels].mean() - logs.gather(1, labels[:, None]).mean()
 
+    def gated(z, x, y):
+        values, gates = x[y > 0].chunk(2, -1)
+        return (values * torch.sigmoid(gates + z[y > 0][:, :4])).square().mean()
+
+    def again(z, x, y):
+        with torch.no_grad():
+            target = torch.tanh(z[y > 1])
+        variance = x[y > 1][:, :5].square() + 0.5
+        return functional.mse_loss(z[y > 1], target) + functional.gaussian_nll_loss(z[y > 1], target, variance)
+
     def images(z, x, y):
         kernels = z[:5, :4].reshape(5, 1, 2, 2)
         found = functional.conv2d(x[y > 1].reshape(-1, 1, 2, 4), kernels, padding=1)
@@ -74,6 +84,8 @@ def functions(torch):
         "extremes": extremes,
         "counted": counted,
         "numbered": numbered,
+        "again": again,
+        "gated": gated,
         "images": images,
         "joined": joined,
         "spread": spread,
@@ -81,7 +93,7 @@ def functions(torch):
 
 
 NAMES = "cross_entropy elements two coordinates products similar sums written hard pooled shares extremes counted numbered"
-NAMES += " images joined spread"
+NAMES += " again gated images joined spread"
 
 
 def model(torch, function):

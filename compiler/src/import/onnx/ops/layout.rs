@@ -69,7 +69,7 @@ fn reshape(cx: &mut NodeContext<'_>) -> Outcome {
             || wanted[axis] == 0 && cx.selections.axis_of(x) == Some(axis)
     };
     match cx.selections.axis_of(y) {
-        Some(axis) if y != x && !is_open(axis) => {
+        Some(axis) if !is_open(axis) => {
             Err(Fault::Dynamic(format!("a size of {from:?} as {wanted:?}")))
         }
         _ if y == x => one(y),

@@ -83,11 +83,11 @@ impl Adds<'_> {
         } else {
             end = self.reshape(end, &[])?;
         }
-        self.from_start(ids, end)
+        self.made_positive(ids, end)
     }
 
     /// Indices, of which those below zero are counted from `end`.
-    pub(super) fn from_start(&mut self, ids: ValueId, end: ValueId) -> Result<ValueId, Fault> {
+    pub(super) fn made_positive(&mut self, ids: ValueId, end: ValueId) -> Result<ValueId, Fault> {
         let zero = self.number(self.graph.ty(ids).dtype, 0.0)?;
         let negative = self.op(Op::Compare(CompareFn::Lt), &[ids, zero])?;
         let from_end = self.op(Op::Binary(BinaryFn::Add), &[ids, end])?;

@@ -95,9 +95,9 @@ pub(super) fn written(
     };
     let behind = row(to, [&[sizes[0] as i64][..], &vec![0; sizes.len() - 1]].concat())?;
     let ends = row(to, sizes.iter().map(|n| *n as i64).collect())?;
-    let from_start = to.from_start(ids, ends)?;
+    let positive = to.made_positive(ids, ends)?;
     let counts = to.mask_over(ids, s)?;
-    let ids = to.op(Op::Select, &[counts, from_start, behind])?;
+    let ids = to.op(Op::Select, &[counts, positive, behind])?;
     let (low, mut high) = (vec![0; dims.len()], vec![0; dims.len()]);
     high[axis] = 1;
     let longer = to.op(Op::Pad(Pad { low, high, value: 0.0 }), &[data])?;

@@ -29,6 +29,7 @@ fn model_of(nodes: Vec<NodeProto>, output: &str) -> ModelProto {
         ("flat", &[-1]),
         ("pairs", &[-1, 2]),
         ("halves", &[2, -1]),
+        ("whole", &[ROWS as i64, -1]),
     ];
     let constants = constants.map(|(name, values)| ints(name, values)).to_vec();
     let mut all = vec![
@@ -383,6 +384,14 @@ fn what_would_show_how_many_there_are_is_refused() {
             ],
             "y",
             "a size of [6, 2] as [2, 6] depends on data",
+        ),
+        (
+            vec![
+                node("Reshape", &["rows", "whole"], &["apart"]),
+                node("ReduceSum", &["apart"], &["y"]),
+            ],
+            "y",
+            "a size of [6, 2] as [6, -1] depends on data",
         ),
         (
             vec![
