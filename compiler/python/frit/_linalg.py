@@ -131,9 +131,7 @@ def operators():
         return sign, onnx.ReduceSum(onnx.Log(onnx.Abs(found)), numbers(-1), keepdims=0)
 
     def logdet(A: TFloat):
-        found, sign = pivots(A, *sizes(A, "the determinant"))
-        sign = onnx.Mul(onnx.ReduceProd(onnx.Sign(found), numbers(-1), keepdims=0), sign)
-        size = onnx.ReduceSum(onnx.Log(onnx.Abs(found)), numbers(-1), keepdims=0)
+        sign, size = slogdet(A)
         # Not a number where the determinant is negative.
         return onnx.Add(size, onnx.Log(sign))
 

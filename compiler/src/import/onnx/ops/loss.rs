@@ -18,12 +18,9 @@ pub(super) const OPERATORS: &[Operator] = &[
 /// `(scores[N, C, …], labels[N, …][, weights[C]])` → `(loss[, log_prob])`. Source: ONNX
 /// SoftmaxCrossEntropyLoss-13.
 fn cross_entropy(cx: &mut NodeContext<'_>) -> Outcome {
-    let (scores, labels, weights) = (cx.input(0)?, cx.input(1)?, cx.optional(2)?);
+    let (scores, labels, weights) = operands(cx)?;
     let ty = cx.ty(scores);
     let rank = ty.shape.rank();
-    if rank < 2 {
-        return misfit(format!("the scores need a class axis, but have shape {}", ty.shape));
-    }
     // The classes are axis 1 in ONNX, the last axis here.
     let perm = (0..rank).filter(|i| *i != 1).chain([1]).collect();
     let logits = permute(cx, scores, perm)?;
@@ -41,12 +38,8 @@ fn cross_entropy(cx: &mut NodeContext<'_>) -> Outcome {
 /// `(log_probabilities[N, C, …], labels[N, …][, weights[C]])`. Source: ONNX
 /// NegativeLogLikelihoodLoss-13.
 fn negative_log_likelihood(cx: &mut NodeContext<'_>) -> Outcome {
-    let (scores, labels, weights) = (cx.input(0)?, cx.input(1)?, cx.optional(2)?);
-    let ty = cx.ty(scores);
-    let rank = ty.shape.rank();
-    if rank < 2 {
-        return misfit(format!("the scores need a class axis, but have shape {}", ty.shape));
-    }
+    let (scores, labels, weights) = operands(cx)?;
+    let rank = cx.dims(scores).len();
     let ignored = ignored(cx);
     let labels = cx.cast(labels, DType::I64)?;
     let (keep, classes) = classes(cx, labels, ignored)?;
@@ -63,6 +56,16 @@ fn negative_log_likelihood(cx: &mut NodeContext<'_>) -> Outcome {
         losses = cx.emit(Op::Select, &[keep, losses, zero])?;
     }
     one(reduced(cx, losses, labels, weights, ignored)?)
+}
+
+/// Scores, labels and weights of classes.
+fn operands(cx: &NodeContext<'_>) -> Result<(ValueId, ValueId, Option<ValueId>), Fault> {
+    let scores = cx.input(0)?;
+    let shape = cx.ty(scores).shape;
+    if shape.rank() < 2 {
+        return misfit(format!("the scores need a class axis, but have shape {shape}"));
+    }
+    Ok((scores, cx.input(1)?, cx.optional(2)?))
 }
 
 /// The label of rows that count nothing.
