@@ -5,7 +5,7 @@ Sizes are those of the program, so that the steps are written out; each is a few
 
 from frit._errors import refuse
 
-#: The most rows of matrices for which they are.
+#: The most rows of a matrix.
 MOST = 64
 #: Terms of the series of the exponential, and the most halvings of its argument, whose norm is then at most 1/2.
 TERMS, HALVINGS = 10, 11
@@ -176,21 +176,19 @@ def operators():
         lower = onnx.Concat(*found, axis=-1) if n > 1 else found[0]
         return turned(lower, rank) if upper else lower, onnx.Constant(value_int=0)
 
-    def by_factor(lower, upper, b, *of):
+    def by_factor(lower, b, batch, n, width):
         """The solution of L Lᵀ x = b."""
-        return triangular(upper, triangular(lower, b, *of, False), *of, True)
+        half = triangular(lower, b, batch, n, width, False)
+        return triangular(turned(lower, len(batch) + 2), half, batch, n, width, True)
 
     def cholesky_solve(B: TFloat, A: TFloat, upper: bool = False):
         sizes(A, "the solution")
-        first, second = with_sizes(A), with_turned(A)
-        lower, b, *of = broadcast(second if upper else first, with_sizes(B))
-        other, _, *_ = broadcast(first if upper else second, with_sizes(B))
-        return by_factor(lower, other, b, *of)
+        return by_factor(*broadcast(with_turned(A) if upper else with_sizes(A), with_sizes(B)))
 
     def cholesky_inverse(A: TFloat, upper: bool = False):
         batch, n = sizes(A, "the inverse")
-        other = turned(A, len(batch) + 2)
-        return by_factor(*((other, A) if upper else (A, other)), identity(A, batch, n), batch, n, n)
+        lower = turned(A, len(batch) + 2) if upper else A
+        return by_factor(lower, identity(A, batch, n), batch, n, n)
 
     def exponential(A: TFloat):
         batch, n = sizes(A, "the exponential")

@@ -136,8 +136,9 @@ fn look_for_engines() {
         let mut wide = 0;
         for (key, operation) in &operations {
             // On the older GPU the library needs seconds for each of these: one of three will do.
-            wide += usize::from(version < 900 && widens(operation));
-            if version < 900 && widens(operation) && !wide.is_multiple_of(3) {
+            let is_slow = version < 900 && widens(operation);
+            wide += usize::from(is_slow);
+            if is_slow && !wide.is_multiple_of(3) {
                 continue;
             }
             let reason = problem(&cudnn, operation);
