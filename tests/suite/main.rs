@@ -76,6 +76,7 @@ mod reference;
 mod report;
 mod reproducible;
 mod reproducible_cuda;
+mod row_reads;
 mod scale;
 mod selection;
 mod simulate;

@@ -16,7 +16,7 @@ def traced(torch, module, args, kwargs):
     with torch.enable_grad():
         try:
             with contextlib.ExitStack() as stack:
-                for context in (_inference_as_no_grad, _no_conditions_on_sizes, _unchecked_distributions, _stand_ins):
+                for context in _CONTEXTS:
                     stack.enter_context(context(torch))
                 program = torch.export.export(module, args, kwargs, strict=False)
         except Exception as error:
@@ -80,6 +80,23 @@ def _unchecked_distributions(torch):
     return patch.object(torch.distributions.Distribution, "_validate_args", False)
 
 
+@contextlib.contextmanager
+def _plain_choices(torch):
+    """Choices of torch's modules among ways to compute the same, which depend on data or cannot be written to a file: whether the
+    mask of a transformer is causal, and whether a linear layer and its loss are computed in chunks."""
+    functional, transformer = torch.nn.functional, torch.nn.modules.transformer
+    choices = [
+        (transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: is_causal is True),
+        (functional, "_linear_cross_entropy_chunked_applies", lambda *args, **kwargs: False),
+    ]
+    with contextlib.ExitStack() as stack:
+        for owner, name, choice in choices:
+            # Of the versions of torch that have it.
+            if hasattr(owner, name):
+                stack.enter_context(patch.object(owner, name, choice))
+        yield
+
+
 def _stand_ins(torch):
     """What is called in place of what torch cannot trace: losses by their definitions, and `x.detach()` for `x.data`, which it equals
     where nothing writes it."""
@@ -135,6 +152,9 @@ def _no_conditions_on_sizes(torch):
 
     with patch.object(torch.SymBool, "__bool__", decided):
         yield
+
+
+_CONTEXTS = (_inference_as_no_grad, _no_conditions_on_sizes, _unchecked_distributions, _plain_choices, _stand_ins)
 
 
 def _graphs(torch, program):

@@ -1,11 +1,12 @@
 """Translations of operators that the exporter writes in a form that computes something else, or that overflows."""
 
-from frit import _linalg
+from frit import _images, _linalg
 from frit._operators import operators
 
 
 def translations():
     """A custom translation table for `torch.onnx.export`."""
+    import math
     from typing import Optional
 
     import torch
@@ -94,6 +95,25 @@ def translations():
             mean = onnx.Div(total, onnx.Max(count, one))
         return onnx.Where(onnx.Greater(count, onnx.CastLike(0, count)), mean, self)
 
+    def floats(dtype, *numbers):
+        """Whether these numbers, which are known, make a range of floats."""
+        known = all(isinstance(x, (int, float)) for x in numbers)
+        given = dtype not in (-1, None)
+        return known and (DataType(dtype).is_floating_point() if given else any(isinstance(x, float) for x in numbers))
+
+    def arange(start, end, step, dtype):
+        # The exporter counts in f32, or writes numbers of several types into one range.
+        places = onnx.Range(0, max(0, math.ceil((end - start) / step)), 1)
+        places = onnx.Cast(places, to=DataType.FLOAT if dtype in (-1, None) else dtype)
+        return onnx.Add(onnx.Mul(places, onnx.CastLike(step, places)), onnx.CastLike(start, places))
+
+    def arange_end(
+        end: float, dtype: int = -1, layout: str = "", device: str = "", pin_memory: bool = False
+    ) -> TTensor:
+        if floats(dtype, end):
+            return arange(0, end, 1, dtype)
+        return core.aten_arange(end, dtype, layout, device, pin_memory)
+
     def arange_start(
         start: float,
         end: float,
@@ -102,8 +122,8 @@ def translations():
         device: str = "",
         pin_memory: bool = False,
     ) -> TTensor:
-        # The exporter writes numbers of several types into one range.
-        start, end = _of_one_type(start, end)
+        if floats(dtype, start, end):
+            return arange(start, end, 1, dtype)
         return core.aten_arange_start(start, end, dtype, layout, device, pin_memory)
 
     def arange_start_step(
@@ -115,7 +135,8 @@ def translations():
         device: str = "",
         pin_memory: bool = False,
     ) -> TTensor:
-        start, end, step = _of_one_type(start, end, step)
+        if floats(dtype, start, end, step):
+            return arange(start, end, step, dtype)
         return core.aten_arange_start_step(start, end, step, dtype, layout, device, pin_memory)
 
     def squeeze(self: TTensor, dim: int) -> TTensor:
@@ -183,9 +204,10 @@ def translations():
         return onnx.MatMul(weights, value)
 
     aten = torch.ops.aten
-    return operators(scatter_reduce, distance) | _linalg.operators() | {
+    return operators(scatter_reduce, distance) | _linalg.operators() | _images.operators() | {
         aten.log_sigmoid.default: log_sigmoid,
         aten.cross_entropy_loss.default: cross_entropy_loss,
+        aten.arange.default: arange_end,
         aten.arange.start: arange_start,
         aten.arange.start_step: arange_start_step,
         aten.scatter_reduce.two: scatter_reduce,
@@ -193,8 +215,3 @@ def translations():
         aten._cdist_forward.default: cdist,
         aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
     }
-
-
-def _of_one_type(*numbers):
-    """All as floats, if one of them is."""
-    return map(float, numbers) if any(isinstance(x, float) for x in numbers) else numbers

@@ -60,6 +60,31 @@ def operators(torch):
         right = torch.searchsorted(steps.expand(8, 5).contiguous(), x.detach().contiguous(), right=True, out_int32=True)
         return x * (left + 2 * right)
 
+    def averaged(x):
+        image = x.reshape(1, 2, 4, 6)
+        flat = functional.avg_pool2d(image, 3, 2, 1, ceil_mode=True, divisor_override=2)
+        volume = functional.avg_pool3d(image[0].reshape(2, 2, 4, 3), 2, 1, 1, divisor_override=-3)
+        return torch.cat([flat.flatten(), volume.flatten()])
+
+    def enlarged(x):
+        image = x.reshape(1, 2, 4, 6)
+        sized = [
+            functional.interpolate(image, scale_factor=1.7, mode="bilinear", align_corners=True),
+            functional.interpolate(image, scale_factor=1.3, mode="bicubic", align_corners=True),
+            functional.interpolate(image[:, :, None], scale_factor=(2, 1.3, 1.2), mode="trilinear", align_corners=True),
+            # A product of 9, which is less in f32.
+            functional.interpolate(image.repeat(1, 1, 1, 5)[..., :10], scale_factor=(1, 0.9), mode="nearest"),
+        ]
+        return torch.cat([y.flatten() for y in sized])
+
+    def counted(x):
+        # Two elements, of which f32 counts three.
+        return x[:2] * torch.arange(0.1, -7.9, -4.0)[:, None] + torch.arange(3.5)[:2, None]
+
+    def spread(x):
+        # The mask selects columns of rows, as it broadcasts.
+        return x[:6].masked_scatter(torch.tensor([True, False, True, True, False, True]), x.roll(1, 0) * 2)
+
     def distances(x):
         return sum(functional.pdist(x, p) for p in (1.0, 2.0, 3.0, float("inf")))
 
@@ -70,6 +95,11 @@ def operators(torch):
         "gamma_negative": gamma(0.2, -2.5),
         "erfinv": lambda x: torch.erfinv(torch.tanh(1.5 * x) * 0.999),
         "drawn": drawn,
+        "log_ndtr": lambda x: torch.special.log_ndtr(8 * x - 10),
+        "averaged": averaged,
+        "enlarged": enlarged,
+        "counted": counted,
+        "spread": spread,
         "quantile_like": quantile_like,
         "extremes": extremes,
         "searched": searched,
@@ -88,8 +118,8 @@ def operators(torch):
     }
 
 
-OPERATORS = "drawn hypot gamma_small gamma_large gamma_negative erfinv quantile_like extremes searched distances pooled_1 pooled_2 pooled_3"
-OPERATORS += " reduced_mean reduced_amax reduced_prod bag_sum bag_mean bag_max gaussian gaussian_clamped"
+OPERATORS = "averaged enlarged counted spread log_ndtr drawn hypot gamma_small gamma_large gamma_negative erfinv quantile_like extremes searched"
+OPERATORS += " distances pooled_1 pooled_2 pooled_3 reduced_mean reduced_amax reduced_prod bag_sum bag_mean bag_max gaussian gaussian_clamped"
 
 
 @pytest.mark.parametrize("name", OPERATORS.split())
@@ -107,6 +137,24 @@ def test_operators_without_an_onnx_form_are_those_of_torch(torch, name):
 
     torch.manual_seed(0)
     plan, *compared = trained(torch, Model(), {"x": torch.randn(8, 6)})
+    check(*compared, rel=1e-5)
+    assert not is_archived(plan)
+
+
+def test_a_linear_layer_and_its_loss_may_be_one_call(torch):
+    if not hasattr(torch.nn.functional, "linear_cross_entropy"):
+        pytest.skip("this torch has no linear_cross_entropy")
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.head = torch.nn.Linear(6, 6), torch.nn.LinearCrossEntropyLoss(6, 5)
+
+        def forward(self, x, y):
+            return {"loss": self.head(self.a(x), y)}
+
+    torch.manual_seed(0)
+    plan, *compared = trained(torch, Model(), {"x": torch.randn(8, 6), "y": torch.randint(0, 5, (8,))})
     check(*compared, rel=1e-5)
     assert not is_archived(plan)
 

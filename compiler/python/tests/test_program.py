@@ -583,3 +583,50 @@ def test_queries_that_see_no_key_have_the_gradients_of_torch(torch, kind):
     plan, *found = trained(torch, module, inputs)
     assert not is_archived(plan)
     check(*found)
+
+
+def transformers(torch):
+    """Modules of torch's transformer, by how their masks are given: of 5 tokens, the last ones of which may be padding."""
+    nn = torch.nn
+    sizes = {"d_model": 8, "nhead": 2, "dim_feedforward": 16, "dropout": 0.0, "batch_first": True}
+    causal = nn.Transformer.generate_square_subsequent_mask
+
+    class Encoder(nn.Module):
+        def __init__(self, call):
+            super().__init__()
+            self.inner = nn.TransformerEncoder(nn.TransformerEncoderLayer(**sizes), 2)
+            self.call = call
+            self.register_buffer("mask", causal(5))
+
+        def forward(self, x, padded):
+            return {"loss": self.call(self, x, padded).square().mean()}
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Transformer(num_encoder_layers=1, num_decoder_layers=1, **sizes)
+
+        def forward(self, x, padded):
+            y = self.inner(x, x.flip(1), tgt_mask=causal(5), src_key_padding_mask=padded, memory_key_padding_mask=padded)
+            return {"loss": y.square().mean()}
+
+    return {
+        "made": lambda: Encoder(lambda m, x, padded: m.inner(x, mask=causal(x.shape[1]))),
+        "kept": lambda: Encoder(lambda m, x, padded: m.inner(x, mask=m.mask)),
+        "flagged": lambda: Encoder(lambda m, x, padded: m.inner(x, mask=m.mask, is_causal=True)),
+        "padded": lambda: Encoder(lambda m, x, padded: m.inner(x, mask=m.mask > 0, src_key_padding_mask=padded)),
+        "both": Both,
+    }
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["made", "kept", "flagged", "padded", "both"])
+@pytest.mark.parametrize("ranks, accumulation", [(1, 1), (2, 2)])
+def test_masks_of_transformers_are_no_conditions(torch, name, ranks, accumulation):
+    torch.manual_seed(0)
+    module, batch = transformers(torch)[name](), 2 * ranks * accumulation
+    padded = torch.arange(5) >= torch.randint(3, 6, (batch, 1))
+    inputs = {"x": torch.randn(batch, 5, 8), "padded": padded}
+    plan, *compared = trained(torch, module, inputs, ranks=ranks, accumulation=accumulation)
+    check(*compared, rel=1e-5)
+    assert not is_archived(plan)

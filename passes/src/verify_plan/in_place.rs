@@ -68,7 +68,7 @@ fn updates(kernel: &Kernel, i: usize, j: usize) -> bool {
         Some(AdafactorPart::Moments) => (i, j) == (3, 0),
         Some(AdafactorPart::Step) => (i, j) == (2, 0),
         Some(AdafactorPart::Sums) => false,
-        None if adds_rows(body) => (i, j) == (2, 0),
+        None if adds_rows(body) => j == 0 && are_rows_added_to(body, i),
         None if is_tree_sum(body) => i == j + 2,
         None => {
             (kernel.kind() != KernelKind::Library || is_sum_with_matmul(body))
@@ -85,11 +85,22 @@ fn is_sum_with_matmul(body: &Graph) -> bool {
     matches!(nodes[..], [Op::MatMul(_), Op::Binary(BinaryFn::Add)])
 }
 
-/// Whether a body adds a gradient of an embedding to its third operand.
+/// Whether a body adds a gradient of an embedding to an operand.
 fn adds_rows(body: &Graph) -> bool {
     let mut nodes = body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf());
     let is_one = |n: &Node| matches!(n.op, Op::EmbeddingGrad(_)) && n.inputs.len() == 3;
     nodes.next().is_some_and(is_one) && nodes.next().is_none()
+}
+
+/// Whether operand `i` is what a gradient of an embedding is added to. Indices may be constants of the body, not operands.
+fn are_rows_added_to(body: &Graph, i: usize) -> bool {
+    let mut inputs = body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
+    inputs.nth(i).is_some_and(|(_, operand)| {
+        let readers = body.nodes().filter(|(_, n)| n.inputs.contains(&operand.outputs[0]));
+        readers
+            .into_iter()
+            .all(|(_, n)| n.inputs.iter().position(|v| *v == operand.outputs[0]) == Some(2))
+    })
 }
 
 /// Whether a body adds an operand to a sum in a binary tree: levels are read and written by element.

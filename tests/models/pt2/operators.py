@@ -103,6 +103,47 @@ IMAGE = {
     "sdpa_mask": lambda x, w, v: F.scaled_dot_product_attention(x, x, x, attn_mask=(x[:, :1] > 0.5)), "sdpa_grouped": lambda x, w, v: F.scaled_dot_product_attention(x[:, [0, 1]], x[:, :1], x[:, 1:2], enable_gqa=True),
 }
 
+SPECIAL = {
+    **{n: (lambda f, g, i, b, n=n: getattr(torch, n)(f, g)) for n in "atan2 hypot copysign fmax fmin logaddexp logaddexp2 ldexp isclose heaviside".split()},
+    **{n: (lambda f, g, i, b, n=n: getattr(torch, n)(f)) for n in "signbit sinc deg2rad rad2deg isposinf isneginf nan_to_num".split()},
+    "atan2_axes": lambda f, g, i, b: torch.atan2(f.sign() * (i % 3 - 1), i % 3 - 1.0), "nan_some": lambda f, g, i, b: (f / (i - 3.0)).nan_to_num(posinf=7.0),
+    "fmax_nan": lambda f, g, i, b: torch.fmax(torch.where(b, f, float("nan")), g), "logit": lambda f, g, i, b: torch.logit(f.sigmoid(), 0.2),
+    "xlog1py": lambda f, g, i, b: torch.special.xlog1py(f.relu(), g), "ndtr": lambda f, g, i, b: torch.special.ndtr(f),
+    "softplus_low": lambda f, g, i, b: F.softplus(f, 2.0, 0.5), "round_two": lambda f, g, i, b: f.round(decimals=2), "round_ten": lambda f, g, i, b: (f * 30).round(decimals=-1),
+    "amin_max": lambda f, g, i, b: torch.stack(torch.aminmax(f)), "nansum": lambda f, g, i, b: torch.where(b, f, float("nan")).nansum(1), "nanmean": lambda f, g, i, b: torch.where(b | (f > 0), f, float("nan")).nanmean((1, 2)),
+    **{f"norm_{p}": (lambda f, g, i, b, p=p: torch.linalg.vector_norm(f, p, 1)) for p in (0, 0.5, 3, float("inf"), -float("inf"))},
+    **{f"matrix_{p}": (lambda f, g, i, b, p=p: torch.linalg.matrix_norm(f, p)) for p in ("fro", 1, -1, float("inf"), -float("inf"))},
+    "linalg_norm": lambda f, g, i, b: torch.linalg.norm(f, dim=-1), "cummax": lambda f, g, i, b: f.cummax(1).values, "cummin_places": lambda f, g, i, b: f.cummin(-1).indices,
+    "kthvalue": lambda f, g, i, b: f.kthvalue(2, -1).values, "median": lambda f, g, i, b: f.median(1).values, "median_place": lambda f, g, i, b: f.median(-1, keepdim=True).indices, "msort": lambda f, g, i, b: f.msort(),
+    "argmax_scalar": lambda f, g, i, b: f.sum().argmax(), "max_scalar": lambda f, g, i, b: f.sum().max(0).values, "topk_scalar": lambda f, g, i, b: f.sum().topk(1).values, "sum_scalar": lambda f, g, i, b: f.sum().sum(0),
+    "inner": lambda f, g, i, b: torch.inner(f, g[0]), "tensordot": lambda f, g, i, b: torch.tensordot(f, g, ([2], [2])), "vecdot": lambda f, g, i, b: torch.linalg.vecdot(f, g), "cross": lambda f, g, i, b: torch.linalg.cross(f, g, dim=1),
+    "multi_dot": lambda f, g, i, b: torch.linalg.multi_dot([f[0], g[0].t(), f[0]]), "matrix_power": lambda f, g, i, b: torch.linalg.matrix_power(f[:, :, :3], 3), "addr": lambda f, g, i, b: torch.addr(f[0], g[0, :, 0], g[0, 0], beta=0.5, alpha=2),
+    "bilinear": lambda f, g, i, b: F.bilinear(f[..., :2], g, g[0, :, :, None].expand(3, 4, 2).transpose(1, 2), f[0, :, 0]), "kron": lambda f, g, i, b: torch.kron(f[0], g[0, :2]),
+    **{f"cdist_{p}": (lambda f, g, i, b, p=p: torch.cdist(f, g, p)) for p in (1.0, 2.0, 3.0)}, "pairwise": lambda f, g, i, b: F.pairwise_distance(f, g), "dist": lambda f, g, i, b: torch.dist(f, g, 1),
+    **{f"{n}_{r}": (lambda f, g, i, b, n=n, r=r: getattr(F, n)(f[:, 0, 0], g[:, 0, 0], b[:, 0, 0] * 2 - 1, margin=0.1, reduction=r)) for n in ("margin_ranking_loss",) for r in ("mean", "none")},
+    "cosine_wide": lambda f, g, i, b: F.cosine_similarity(f[:1], g[:, :1], dim=1), "hinge": lambda f, g, i, b: F.hinge_embedding_loss(f, b * 2 - 1.0), "cosine_loss": lambda f, g, i, b: F.cosine_embedding_loss(f[0], g[0], b[0, :, 0] * 2 - 1, margin=0.2), "triplet": lambda f, g, i, b: F.triplet_margin_loss(f, g, g * 0.5, swap=True),
+    "poisson": lambda f, g, i, b: F.poisson_nll_loss(f, i.float(), full=True), "poisson_rate": lambda f, g, i, b: F.poisson_nll_loss(g, i.float(), log_input=False, reduction="sum"), "soft_margin": lambda f, g, i, b: F.soft_margin_loss(f, b * 2 - 1.0),
+}
+PARTS = {
+    "mT": lambda f, i, b: f.mT, "adjoint": lambda f, i, b: f.adjoint(), "H": lambda f, i, b: f[0].H, "T": lambda f, i, b: f[0].T, "ravel": lambda f, i, b: f[0].ravel(), "moveaxis": lambda f, i, b: f.moveaxis(-1, 1),
+    "fliplr": lambda f, i, b: f.fliplr(), "flipud": lambda f, i, b: f.flipud(), **{f"rot90_{k}": (lambda f, i, b, k=k: f.rot90(k, (1, 2))) for k in (-1, 1, 2, 4)}, "atleast": lambda f, i, b: torch.atleast_3d(f[0]) + torch.atleast_2d(f[0, 0])[..., None],
+    "roll_all": lambda f, i, b: f[0].roll(5), "fftshift": lambda f, i, b: torch.fft.fftshift(f, (1, 2)), "ifftshift": lambda f, i, b: torch.fft.ifftshift(f[0]), "reshape_as": lambda f, i, b: f[0].reshape_as(f[0].t()), "sum_to_size": lambda f, i, b: f[0].sum_to_size(1, 4),
+    "tensor_split": lambda f, i, b: torch.cat(f.tensor_split(3, 2)[::2], 2), "tensor_split_at": lambda f, i, b: f.tensor_split((1, -1), 2)[1], "hsplit": lambda f, i, b: f.hsplit(3)[1], "vsplit": lambda f, i, b: f[0].vsplit((1,))[1], "dsplit": lambda f, i, b: f.dsplit(2)[1],
+    "diagonal": lambda f, i, b: f.diagonal(1, 1, 2), "diagonal_below": lambda f, i, b: f.diagonal(-1, -1, -2), "diag": lambda f, i, b: f[0].diag(1), "diag_of": lambda f, i, b: f[0, 0].diag(-2), "diag_embed": lambda f, i, b: f.diag_embed(1, 0, -1), "diagflat": lambda f, i, b: f[0, :2].diagflat(),
+    "trace": lambda f, i, b: f[0].trace(), "vstack": lambda f, i, b: torch.vstack([f[0], f[0, 0], i[0]]), "dstack": lambda f, i, b: torch.dstack([f[0], f[0]]), "column_stack": lambda f, i, b: torch.column_stack([f[0, :, 0], f[0]]), "hstack": lambda f, i, b: torch.hstack([f[0], f[0]]),
+    "block_diag": lambda f, i, b: torch.block_diag(f[0], f[0, 0], f[0, :2]), "cartesian_prod": lambda f, i, b: torch.cartesian_prod(f[0, 0], f[0, :, 0]), "unfold": lambda f, i, b: f.unfold(2, 2, 1), "unfold_first": lambda f, i, b: f.unfold(1, 2, 1), "argwhere": lambda f, i, b: f + torch.arange(24).reshape(2, 3, 4).argwhere().sum(),
+    "pixel_unshuffle": lambda f, i, b: F.pixel_unshuffle(f.reshape(-1, 1, 2, 6), 2), "channel_shuffle": lambda f, i, b: F.channel_shuffle(f.reshape(-1, 6, 2), 3), "im2col": lambda f, i, b: F.unfold(f.reshape(-1, 1, 3, 4), (2, 3), dilation=(1, 1), padding=(0, 1), stride=(1, 2)),
+    "index_add": lambda f, i, b: f.index_add(2, torch.tensor([3, 0, 3]), f[..., :3], alpha=0.5), "index_copy": lambda f, i, b: f.index_copy(1, torch.tensor([2, 0]), f[:, 1:] * 2), "index_fill": lambda f, i, b: f.index_fill(2, torch.tensor([1]), 7.0), "take": lambda f, i, b: f.take(torch.tensor([[0, 5], [7, 2]])),
+    "masked_scatter": lambda f, i, b: f.masked_scatter(torch.tensor([True, False, False, True]), f * 2), "masked_scatter_rows": lambda f, i, b: f.masked_scatter(b[:, :, :1], f - 5), "take_along_wide": lambda f, i, b: f.take_along_dim(torch.tensor([[[3, 0]]]), 2), "take_along_all": lambda f, i, b: f.take_along_dim(i % 12),
+    "scatter_larger": lambda f, i, b: f.scatter_add(2, i[:, :2, :3] % 4, f), **{f"scatter_{r}": (lambda f, i, b, r=r: f.scatter_reduce(2, i % 4, f * 2, r, include_self=False)) for r in ("sum", "mean", "amin", "prod")}, "scatter_mean": lambda f, i, b: f.scatter_reduce(2, i % 4, f * 2, "mean"),
+    "put_last": lambda f, i, b: torch.ops.aten.index_put(f, [None, None, torch.tensor([3, 0])], torch.tensor([5.0, 6.0])), "put_middle": lambda f, i, b: torch.ops.aten.index_put(f, [None, torch.tensor([[2], [0]]), torch.tensor([[1, 3]])], f[:, :2, :2]), "put_far": lambda f, i, b: torch.ops.aten.index_put(f, [torch.tensor([1, 0, 1]), None, torch.tensor([2, 2, 2])], f[:1, :, 0], True), "isin": lambda f, i, b: torch.isin(i, torch.tensor([1, 3, 7])), "bucketize_short": lambda f, i, b: torch.bucketize(f, torch.tensor([-1.0, 0.5]), out_int32=True, right=True), "bucketize": lambda f, i, b: torch.bucketize(f, torch.tensor([-1.0, 0.0, 0.5])), "searchsorted": lambda f, i, b: torch.searchsorted(f.detach().sort(-1).values, f, right=True), "arange_float": lambda f, i, b: torch.arange(0.1, -7.9, -4.0) + f[0, 0, :2], "linspace_of": lambda f, i, b: torch.linspace(f[0, 0, 0], 4.0, 5),
+}
+PICTURES = {
+    **{f"avg_pool_over_{c}": (lambda x, w, v, c=c: F.avg_pool2d(x, 3, 2, 1, ceil_mode=c, divisor_override=2)) for c in (False, True)}, "avg_pool_one": lambda x, w, v: F.avg_pool2d(x[0], 3, divisor_override=-4), "max_pool_places": lambda x, w, v: F.max_pool2d(x, 3, 2, 1, return_indices=True)[1], "max_pool_single": lambda x, w, v: F.max_pool2d(x[0], 2, return_indices=True)[1],
+    "corners": lambda x, w, v: F.interpolate(x, scale_factor=1.7, mode="bilinear", align_corners=True), "whole": lambda x, w, v: F.interpolate(x[:, :, :5], scale_factor=(2.4, 1.5), mode="nearest"), "nearest_exact": lambda x, w, v: F.interpolate(x, size=(5, 12), mode="nearest-exact"), "smooth": lambda x, w, v: F.interpolate(x, size=(5, 3), mode="bilinear", antialias=True),
+    "smooth_cubic": lambda x, w, v: F.interpolate(x, size=(6, 5), mode="bicubic", antialias=True), **{f"grid_{m}_{p}": (lambda x, w, v, m=m, p=p: F.grid_sample(x, x[:, :2, :, :4].permute(0, 2, 3, 1), m, p, align_corners=m == "bilinear")) for m, p in (("bilinear", "zeros"), ("nearest", "border"), ("bicubic", "reflection"))},
+}
+
 
 class Many(nn.Module):
     def __init__(self, cases):
@@ -126,6 +167,9 @@ def main():
         "layout": (LAYOUT, {"f": f, "i": i, "b": b}),
         "reduction": (REDUCTION, {"f": f, "i": i, "b": b}),
         "image": (IMAGE, {"x": image, "w": w, "v": v}),
+        "special": (SPECIAL, {"f": f, "g": torch.rand(2, 3, 4, generator=g) + 0.3, "i": i, "b": b}),
+        "parts": (PARTS, {"f": f, "i": i, "b": b}),
+        "pictures": (PICTURES, {"x": image, "w": w, "v": v}),
     }
     d = pathlib.Path("operators")
     d.mkdir(exist_ok=True)

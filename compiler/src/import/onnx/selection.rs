@@ -14,6 +14,8 @@ pub(super) const DOMAIN: &str = "frit";
 pub(super) const MASKED_SCATTER: &str = "MaskedScatter";
 /// Whether the source broadcasts to the rows that the mask selects.
 pub(super) const ROWS: &str = "rows";
+/// Whether the mask broadcasts to the data, so that its axes are the last of them; else they are the first.
+pub(super) const BROADCAST: &str = "broadcast";
 /// Maximum number of nodes between the coordinates and uses of their count.
 const REACH: usize = 6;
 
@@ -47,9 +49,11 @@ impl<'a> Makers<'a> {
         }
         let mut mask = self.behind(self.behind(coordinates, "Transpose")?, "NonZero")?;
         // Moving selected rows is cheaper than moving elements.
+        let expanded = mask;
         for _ in 0..REACH {
             mask = self.behind(mask, "Expand").unwrap_or(mask);
         }
+        let broadcasts = i64::from(!std::ptr::eq(mask, expanded));
         // As many elements as are selected, of more; or rows of which there are as many.
         let counted = |n: &NodeProto, size: usize| {
             n.input.get(size).is_some_and(|v| self.is_count(v, coordinates, REACH))
@@ -61,12 +65,17 @@ impl<'a> Makers<'a> {
             (_, Some(n)) if n.op_type == "Expand" && counted(n, 1) => (&n.input[0], 1),
             _ => (updates, 0),
         };
-        let rows = AttributeProto { name: ROWS.into(), i: rows, r#type: 2, ..Default::default() };
+        let flag = |name: &str, i| AttributeProto {
+            name: name.into(),
+            i,
+            r#type: 2,
+            ..AttributeProto::default()
+        };
         Some(NodeProto {
             op_type: MASKED_SCATTER.into(),
             domain: DOMAIN.into(),
             input: vec![data.clone(), mask.clone(), source.clone()],
-            attribute: vec![rows],
+            attribute: vec![flag(ROWS, rows), flag(BROADCAST, broadcasts)],
             ..node.clone()
         })
     }

@@ -107,6 +107,7 @@ impl Call<'_> {
         match self.value(name)? {
             Value::Tensor(tensor) => Ok(tensor.clone()),
             Value::Failed => Err(Fault::Upstream),
+            Value::Omitted => unsupported(format!("reading `{name}`, not the first result,")),
             Value::Renewed(_) => {
                 unsupported(format!("reading `{name}`, a running statistic after its renewal,"))
             }

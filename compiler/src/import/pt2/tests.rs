@@ -31,6 +31,7 @@ fn tensor(view: &TensorView<'_>) -> Tensor {
         Dtype::F32 => DType::F32,
         Dtype::F64 => DType::F64,
         Dtype::F16 => DType::F16,
+        Dtype::I32 => DType::I32,
         Dtype::I64 => DType::I64,
         Dtype::BOOL => DType::Bool,
         other => panic!("{other:?}"),
@@ -78,7 +79,7 @@ fn differing(family: &str, file: &str) -> Vec<String> {
             wrong.push(format!("{name} differs: {a:?} and {b:?}"));
         }
     }
-    assert!(compared > 40, "only {compared} cases");
+    assert!(compared > 12, "only {compared} cases");
     wrong
 }
 
@@ -89,7 +90,7 @@ fn operators_give_what_pytorch_gives() {
     let mut archives: Vec<String> =
         names.filter_map(|n| n.strip_suffix(".pt2").map(str::to_string)).collect();
     archives.sort_unstable();
-    assert!(archives.len() >= 4, "{archives:?}");
+    assert!(archives.len() >= 7, "{archives:?}");
     let mut wrong = Vec::new();
     for file in &archives {
         let family = file.strip_suffix("_decomposed").unwrap_or(file);

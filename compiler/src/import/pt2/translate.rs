@@ -53,6 +53,8 @@ pub(super) enum Value {
     Int(Int),
     /// A running statistic after its renewal, which the importer knows by the statistic itself.
     Renewed(Tensor),
+    /// A result that its call is rewritten without.
+    Omitted,
     /// The result of a call that could not be rewritten; calls that read it are not reported.
     Failed,
 }
@@ -204,7 +206,7 @@ impl Translator {
         for name in result_names(node) {
             let Some(result) = results.next().filter(|r| !r.is_empty()) else {
                 // Statistics and the like, which only a backward pass reads.
-                values.insert(name.into(), Value::Failed);
+                values.insert(name.into(), Value::Omitted);
                 continue;
             };
             let meta = graph.tensor_values.get(name);

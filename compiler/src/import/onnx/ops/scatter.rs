@@ -1,7 +1,7 @@
 //! Indexed and masked writes.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
-use super::super::selection::{MASKED_SCATTER, ROWS};
+use super::super::selection::{BROADCAST, MASKED_SCATTER, ROWS};
 use super::composed::with_scalar;
 use super::index::in_range;
 use super::{Operator, one, op};
@@ -16,7 +16,7 @@ pub(super) const OPERATORS: &[Operator] = &[
 ];
 
 /// What [`super::super::selection`] writes.
-pub(super) const SELECTION: Operator = op(MASKED_SCATTER, &[ROWS], masked_scatter);
+pub(super) const SELECTION: Operator = op(MASKED_SCATTER, &[BROADCAST, ROWS], masked_scatter);
 
 fn reduction(cx: &NodeContext<'_>) -> Result<ScatterFn, Fault> {
     match cx.text("reduction", "none").as_str() {
@@ -60,8 +60,13 @@ fn masked_scatter(cx: &mut NodeContext<'_>) -> Outcome {
     let mut mask = cx.cast(mask, DType::Bool)?;
     let dims = cx.dims(data);
     let mut of_mask = cx.dims(mask);
-    // A mask of fewer axes selects rows.
-    of_mask.resize(dims.len().max(of_mask.len()), 1);
+    let missing = dims.len().saturating_sub(of_mask.len());
+    if cx.int(BROADCAST, 0) != 0 {
+        of_mask.splice(0..0, vec![1; missing]);
+    } else {
+        // A mask of fewer axes selects rows.
+        of_mask.resize(of_mask.len() + missing, 1);
+    }
     mask = cx.reshape(mask, of_mask.clone())?;
     let selects = dims.iter().zip(&of_mask).take_while(|(a, b)| a == b).count();
     let by_rows = of_mask.len() == dims.len() && of_mask[selects..].iter().all(|n| *n == 1);

@@ -90,6 +90,19 @@ fn elements_take_the_elements_of_the_source_in_order() {
 }
 
 #[test]
+fn a_mask_of_fewer_axes_that_is_expanded_has_the_last_of_the_data() {
+    // Of as many channels as tokens, so that the mask fits to either.
+    let wanted = [-1.0, 1.0, -2.0, 3.0, -3.0, 5.0, -4.0, 7.0, -5.0, 9.0, -6.0, 11.0];
+    let source: (&[usize], &[f64]) = (&[6], &[-1.0, -2.0, -3.0, -4.0, -5.0, -6.0]);
+    let mask: (&[usize], Vec<i64>) = (&[2], vec![1, 0]);
+    assert_eq!(written(&writes(&[2], &[6], in_order()), mask, source), wanted);
+    let mask: (&[usize], Vec<i64>) = (&[3, 1], vec![0, 1, 0]);
+    let source: (&[usize], &[f64]) = (&[2, 2], &[-1.0, -2.0, -3.0, -4.0]);
+    let wanted = [0.0, 1.0, -1.0, -2.0, 4.0, 5.0, 6.0, 7.0, -3.0, -4.0, 10.0, 11.0];
+    assert_eq!(written(&writes(&[3, 1], &[2, 2], in_order()), mask, source), wanted);
+}
+
+#[test]
 fn one_row_is_written_to_all_tokens() {
     let tokens: (&[usize], Vec<i64>) = (&[2, 3, 1], vec![1, 0, 0, 0, 1, 1]);
     let wanted = [-1.0, -2.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -1.0, -2.0, -1.0, -2.0];

@@ -3,7 +3,8 @@
 use super::super::call::{Call, Fault, Outcome, Scalar, int, unsupported};
 use super::super::dtype::{BOOL, Dtype, F32, I64, is_float};
 use super::super::translate::Int;
-use super::{Convert, one};
+use super::{Convert, detached, one};
+use frit_ir::shape::MAX_ELEMENTS;
 
 pub(super) const OPERATORS: &[(&str, Convert)] = &[
     ("arange", arange),
@@ -75,6 +76,22 @@ fn arange(c: &mut Call<'_>) -> Outcome {
     let all = [start, end, step];
     let floats = all.iter().any(|n| is_float(n.dtype()));
     let dtype = c.dtype("dtype")?.unwrap_or(if floats { F32 } else { I64 });
+    if let (true, [Some(start), Some(end), Some(step)]) = (floats, all.clone().map(|n| n.value())) {
+        // Counted in 64 bits, as PyTorch does.
+        let count = ((end - start) / step).ceil();
+        if !(count >= 0.0 && count < MAX_ELEMENTS as f64) {
+            return Err(Fault::Damaged(format!("{start} to {end} by {step}")));
+        }
+        let places = [0, count as i64, 1].map(|n| c.integer(n));
+        let places = c.add("Range", &[&places[0], &places[1], &places[2]]);
+        let counted = if is_float(dtype) { dtype } else { F32 };
+        let places = c.cast(&places, I64, counted);
+        let (step, start) = (c.number(counted, step), c.number(counted, start));
+        let y = c.add("Mul", &[&places, &step]);
+        let y = c.add("Add", &[&y, &start]);
+        let y = c.cast(&y, counted, dtype);
+        return one(y);
+    }
     // Counted as the numbers are written, then converted.
     let counted = if floats { F32 } else { I64 };
     let [start, end, step] = all.map(|n| c.scalar_as(&n, counted));
@@ -93,17 +110,21 @@ fn eye(c: &mut Call<'_>) -> Outcome {
     one(y)
 }
 
+/// Numbers from `start` to `end`, each a tensor without axes or a number. PyTorch has no gradient of them.
 fn linspace(c: &mut Call<'_>) -> Outcome {
-    let (start, end, steps) = (c.float("start", 0.0)?, c.float("end", 0.0)?, c.int("steps", 1)?);
+    let (start, end, steps) = (c.operand("start")?, c.operand("end")?, c.int("steps", 1)?);
     let dtype = c.dtype("dtype")?.unwrap_or(F32);
     if !is_float(dtype) || dtype == BOOL {
         return unsupported("integers");
     }
+    let (start, end) = (c.operand_as(&start, dtype), c.operand_as(&end, dtype));
     let places = [0, steps, 1].map(|n| c.integer(n));
     let places = c.add("Range", &[&places[0], &places[1], &places[2]]);
     let places = c.with("Cast", &[&places], vec![int("to", dtype.into())]);
-    let step = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
-    let (step, start) = (c.number(dtype, step), c.number(dtype, start));
+    let share = c.number(dtype, if steps > 1 { 1.0 / (steps - 1) as f64 } else { 0.0 });
+    let way = c.add("Sub", &[&end, &start]);
+    let step = c.add("Mul", &[&way, &share]);
     let y = c.add("Mul", &[&places, &step]);
-    one(c.add("Add", &[&y, &start]))
+    let y = c.add("Add", &[&y, &start]);
+    one(detached(c, &y))
 }

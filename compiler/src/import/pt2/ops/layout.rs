@@ -1,7 +1,7 @@
 //! Operators that rearrange elements: shapes, axes, parts, copies.
 
 use super::super::call::{Call, Fault, Outcome, int, text, unsupported};
-use super::super::dtype::{I64, Weight, promoted};
+use super::super::dtype::BOOL;
 use super::super::symbols::{self, Function};
 use super::super::translate::{Int, Tensor};
 use super::{Convert, one};
@@ -9,14 +9,17 @@ use super::{Convert, one};
 pub(super) const OPERATORS: &[(&str, Convert)] = &[
     ("_reshape_alias", view),
     ("_unsafe_view", view),
+    ("adjoint", matrix_transpose),
+    ("atleast_1d", |c| at_least(c, &[&[0]])),
+    ("atleast_2d", |c| at_least(c, &[&[0, 1], &[0]])),
+    ("atleast_3d", |c| at_least(c, &[&[0, 1, 2], &[0, 2], &[2]])),
     ("broadcast_tensors", broadcast_tensors),
     ("broadcast_to", expand),
-    ("cat", cat),
     ("chunk", chunk),
-    ("concat", cat),
     ("constant_pad_nd", pad),
     ("copy", copy),
     ("diff", diff),
+    ("dsplit", |c| split_at(c, Some(2))),
     ("expand", expand),
     ("expand_as", |c| {
         let other = c.tensor("other")?;
@@ -24,24 +27,42 @@ pub(super) const OPERATORS: &[(&str, Convert)] = &[
         expanded(c, &sizes)
     }),
     ("expand_copy", expand),
+    ("fft_fftshift", |c| shift(c, 1)),
+    ("fft_ifftshift", |c| shift(c, -1)),
     ("flatten", flatten),
-    ("flip", flip),
-    ("hstack", |c| {
-        let list = c.tensors("tensors")?;
-        let axis = i64::from(list.first().is_some_and(|t| t.dims.len() > 1));
-        join(c, &list, axis)
+    ("flip", |c| {
+        let x = c.tensor("self")?;
+        let axes = c.axes("dims", x.dims.len())?.unwrap_or_default();
+        let y = flipped(c, &x.name, &axes);
+        one(y)
     }),
-    ("meshgrid", meshgrid),
+    ("fliplr", |c| {
+        let x = c.tensor("self")?;
+        let y = flipped(c, &x.name, &[1]);
+        one(y)
+    }),
+    ("flipud", |c| {
+        let x = c.tensor("self")?;
+        let y = flipped(c, &x.name, &[0]);
+        one(y)
+    }),
+    ("hsplit", |c| split_at(c, None)),
+    ("mH", matrix_transpose),
+    ("mT", matrix_transpose),
+    ("matrix_H", matrix_transpose),
+    ("moveaxis", movedim),
     ("movedim", movedim),
     ("narrow", narrow),
+    ("narrow_copy", narrow),
+    ("numpy_T", |c| {
+        let x = c.tensor("self")?;
+        let perm: Vec<usize> = (0..x.dims.len()).rev().collect();
+        one(if perm.len() < 2 { x.name } else { c.transpose(&x.name, &perm) })
+    }),
     ("pad", pad),
     ("permute", permute),
     ("permute_copy", permute),
-    ("pixel_shuffle", |c| {
-        let n = c.int("upscale_factor", 1)?;
-        let x = c.tensor("self")?;
-        one(c.with("DepthToSpace", &[&x.name], vec![int("blocksize", n), text("mode", "CRD")]))
-    }),
+    ("ravel", flatten),
     ("reflection_pad1d", |c| padded(c, "padding", "reflect")),
     ("reflection_pad2d", |c| padded(c, "padding", "reflect")),
     ("reflection_pad3d", |c| padded(c, "padding", "reflect")),
@@ -51,7 +72,9 @@ pub(super) const OPERATORS: &[(&str, Convert)] = &[
     ("replication_pad2d", |c| padded(c, "padding", "edge")),
     ("replication_pad3d", |c| padded(c, "padding", "edge")),
     ("reshape", view),
+    ("reshape_as", view_as),
     ("roll", roll),
+    ("rot90", rot90),
     ("select", select),
     ("select_copy", select),
     ("slice", slice),
@@ -62,11 +85,12 @@ pub(super) const OPERATORS: &[(&str, Convert)] = &[
     ("split_with_sizes_copy", split),
     ("squeeze", squeeze),
     ("squeeze_copy", squeeze),
-    ("stack", stack),
+    ("sum_to_size", sum_to_size),
     ("swapaxes", |c| swap(c, "axis0", "axis1")),
     ("swapdims", |c| swap(c, "dim0", "dim1")),
     ("t", t),
     ("t_copy", t),
+    ("tensor_split", |c| split_at(c, Some(0))),
     ("tile", |c| {
         let x = c.tensor("self")?;
         let dims = c.sizes("dims")?.unwrap_or_default();
@@ -74,9 +98,8 @@ pub(super) const OPERATORS: &[(&str, Convert)] = &[
     }),
     ("transpose", |c| swap(c, "dim0", "dim1")),
     ("transpose_copy", |c| swap(c, "dim0", "dim1")),
-    ("tril", |c| triangle(c, 0)),
-    ("triu", |c| triangle(c, 1)),
     ("unbind", unbind),
+    ("unbind_copy", unbind),
     ("unflatten", unflatten),
     ("unsafe_chunk", chunk),
     ("unsafe_split", split),
@@ -84,12 +107,9 @@ pub(super) const OPERATORS: &[(&str, Convert)] = &[
     ("unsqueeze", unsqueeze),
     ("unsqueeze_copy", unsqueeze),
     ("view", view),
-    ("view_as", |c| {
-        let (x, other) = (c.tensor("self")?, c.tensor("other")?);
-        let sizes = c.shape(&other);
-        one(c.reshape(&x.name, &sizes))
-    }),
+    ("view_as", view_as),
     ("view_copy", view),
+    ("vsplit", |c| split_at(c, Some(0))),
 ];
 
 fn view(c: &mut Call<'_>) -> Outcome {
@@ -102,6 +122,33 @@ fn view(c: &mut Call<'_>) -> Outcome {
         None => c.sizes("shape")?.unwrap_or_default(),
     };
     one(c.reshape(&x.name, &sizes))
+}
+
+/// In the shape of another.
+fn view_as(c: &mut Call<'_>) -> Outcome {
+    let (x, other) = (c.tensor("self")?, c.tensor("other")?);
+    let sizes = c.shape(&other);
+    one(c.reshape(&x.name, &sizes))
+}
+
+/// Sums over the axes along which a tensor of these sizes would be repeated.
+fn sum_to_size(c: &mut Call<'_>) -> Outcome {
+    let x = c.tensor("self")?;
+    let sizes = c.sizes("size")?.unwrap_or_default();
+    let Some(front) = x.dims.len().checked_sub(sizes.len()) else {
+        return Err(Fault::Damaged(format!("{} sizes of rank {}", sizes.len(), x.dims.len())));
+    };
+    let mut axes: Vec<i64> = (0..front as i64).collect();
+    for (i, size) in sizes.iter().enumerate() {
+        if size.known() == Some(1) && x.dims[front + i] != Some(1) {
+            axes.push((front + i) as i64);
+        }
+    }
+    if axes.is_empty() {
+        return one(x.name);
+    }
+    let sum = c.reduce("ReduceSum", &x.name, &axes, true);
+    one(c.reshape(&sum, &sizes))
 }
 
 fn expand(c: &mut Call<'_>) -> Outcome {
@@ -186,6 +233,31 @@ fn swap(c: &mut Call<'_>, a: &str, b: &str) -> Outcome {
     let mut perm: Vec<usize> = (0..rank).collect();
     perm.swap(a, b);
     one(c.transpose(&x.name, &perm))
+}
+
+/// Each matrix of the two last axes transposed.
+fn matrix_transpose(c: &mut Call<'_>) -> Outcome {
+    let x = c.tensor("self")?;
+    let rank = x.dims.len();
+    if rank < 2 {
+        return one(x.name);
+    }
+    let mut perm: Vec<usize> = (0..rank).collect();
+    perm.swap(rank - 2, rank - 1);
+    one(c.transpose(&x.name, &perm))
+}
+
+/// The tensor, or each of a list; one of `n` axes with the new ones in `axes[n]`.
+fn at_least(c: &mut Call<'_>, axes: &[&[i64]]) -> Outcome {
+    let list = match c.overload {
+        "Sequence" => c.tensors("tensors")?,
+        _ => vec![c.tensor("self")?],
+    };
+    let of = |t: Tensor| match axes.get(t.dims.len()) {
+        Some(new) => c.unsqueeze(&t.name, new),
+        None => t.name,
+    };
+    Ok(list.into_iter().map(of).collect())
 }
 
 fn t(c: &mut Call<'_>) -> Outcome {
@@ -310,6 +382,37 @@ fn chunk(c: &mut Call<'_>) -> Outcome {
     parts(c, &x, axis, &sizes)
 }
 
+/// Parts between indices, or a number of parts of which the first may be longer by one; by default of the axis that `hsplit` takes.
+fn split_at(c: &mut Call<'_>, axis: Option<i64>) -> Outcome {
+    let x = c.tensor("self")?;
+    let rank = x.dims.len();
+    let default = axis.unwrap_or(i64::from(rank > 1));
+    let axis = c.axis(c.int("dim", default)?, rank)?;
+    let Some(n) = x.dims.get(axis).copied().flatten() else {
+        return unsupported("parts of an axis of dynamic size");
+    };
+    let ends: Vec<i64> = match c.ints("indices")? {
+        Some(indices) => {
+            let place = |i: i64| if i < 0 { i.saturating_add(n).max(0) } else { i.min(n) };
+            indices.into_iter().map(place).chain([n]).collect()
+        }
+        None => {
+            let sections = match c.int_given("sections")? {
+                Some(Int::Known(k)) if k > 0 => k,
+                _ => return unsupported("indices that are a tensor"),
+            };
+            (1..=sections).map(|i| n / sections * i + i.min(n % sections)).collect()
+        }
+    };
+    let mut start = 0;
+    let part = |end: &i64| {
+        let y = cut(c, &x.name, axis, &Int::Known(start), &Int::Known(*end.max(&start)), 1);
+        start = *end;
+        y
+    };
+    Ok(ends.iter().map(part).collect())
+}
+
 /// `n` sizes, of which the last is what is left.
 fn even(
     c: &mut Call<'_>,
@@ -329,61 +432,6 @@ fn even(
 fn parts(c: &mut Call<'_>, x: &Tensor, axis: usize, sizes: &[Int]) -> Outcome {
     let list = c.size_list(sizes);
     Ok(c.all("Split", &[&x.name, &list], vec![int("axis", axis as i64)], sizes.len()))
-}
-
-/// Tensors one after the other, in their promoted type.
-fn join(c: &mut Call<'_>, list: &[Tensor], axis: i64) -> Outcome {
-    // An empty vector fits to everything.
-    let list: Vec<&Tensor> =
-        list.iter().filter(|t| list.len() == 1 || t.dims != [Some(0)]).collect();
-    let Some(first) = list.first() else { return Err(Fault::Damaged("no tensors".into())) };
-    let dtype = promoted(&list.iter().map(|t| (t.dtype, Weight::Tensor)).collect::<Vec<_>>());
-    let axis = c.axis(axis, first.dims.len())?;
-    let names: Vec<String> = list.iter().map(|t| c.cast(&t.name, t.dtype, dtype)).collect();
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    one(c.with("Concat", &names, vec![int("axis", axis as i64)]))
-}
-
-fn cat(c: &mut Call<'_>) -> Outcome {
-    let list = c.tensors("tensors")?;
-    join(c, &list, c.int("dim", 0)?)
-}
-
-fn stack(c: &mut Call<'_>) -> Outcome {
-    let list = c.tensors("tensors")?;
-    let Some(first) = list.first() else { return Err(Fault::Damaged("no tensors".into())) };
-    let axis = c.axis(c.int("dim", 0)?, first.dims.len() + 1)? as i64;
-    let dtype = promoted(&list.iter().map(|t| (t.dtype, Weight::Tensor)).collect::<Vec<_>>());
-    let mut names = Vec::new();
-    for t in &list {
-        let name = c.cast(&t.name, t.dtype, dtype);
-        names.push(c.unsqueeze(&name, &[axis]));
-    }
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    one(c.with("Concat", &names, vec![int("axis", axis)]))
-}
-
-fn meshgrid(c: &mut Call<'_>) -> Outcome {
-    let list = c.tensors("tensors")?;
-    let n = list.len();
-    let swapped = c.text("indexing", "ij")? == "xy" && n > 1;
-    let place = |i: usize| match i {
-        0 | 1 if swapped => 1 - i,
-        i => i,
-    };
-    let mut sizes = vec![Int::Known(1); n];
-    for (i, t) in list.iter().enumerate() {
-        sizes[place(i)] = if t.dims.is_empty() { Int::Known(1) } else { c.size_of(t, 0) };
-    }
-    let shape = c.size_list(&sizes);
-    let mut grids = Vec::new();
-    for (i, t) in list.iter().enumerate() {
-        let mut own = vec![Int::Known(1); n];
-        own[place(i)] = Int::Known(-1);
-        let x = c.reshape(&t.name, &own);
-        grids.push(c.add("Expand", &[&x, &shape]));
-    }
-    Ok(grids)
 }
 
 fn copy(c: &mut Call<'_>) -> Outcome {
@@ -412,41 +460,91 @@ fn diff(c: &mut Call<'_>) -> Outcome {
     for _ in 0..c.int("n", 1)?.clamp(0, 16) {
         let next = cut(c, &y, axis, &Int::Known(1), &Int::Known(i64::MAX), 1);
         let last = cut(c, &y, axis, &Int::Known(0), &Int::Known(-1), 1);
-        let f = if x.dtype == super::super::dtype::BOOL { "Xor" } else { "Sub" };
+        let f = if x.dtype == BOOL { "Xor" } else { "Sub" };
         y = c.add(f, &[&next, &last]);
     }
     one(y)
 }
 
-fn flip(c: &mut Call<'_>) -> Outcome {
+fn flipped(c: &mut Call<'_>, x: &str, axes: &[i64]) -> String {
+    let turn = |y: String, axis: &i64| {
+        cut(c, &y, *axis as usize, &Int::Known(-1), &Int::Known(i64::MIN), -1)
+    };
+    axes.iter().fold(x.into(), turn)
+}
+
+/// Turned in a plane of two axes, from the first to the second, by `k` right angles.
+fn rot90(c: &mut Call<'_>) -> Outcome {
     let x = c.tensor("self")?;
-    let mut y = x.name.clone();
-    for axis in c.axes("dims", x.dims.len())?.unwrap_or_default() {
-        y = cut(c, &y, axis as usize, &Int::Known(-1), &Int::Known(i64::MIN), -1);
-    }
+    let rank = x.dims.len();
+    let [a, b] = c.axes("dims", rank)?.unwrap_or_else(|| vec![0, 1])[..] else {
+        return Err(Fault::Damaged("a plane has two axes".into()));
+    };
+    let mut perm: Vec<usize> = (0..rank).collect();
+    perm.swap(a as usize, b as usize);
+    let y = match c.int("k", 1)?.rem_euclid(4) {
+        1 => {
+            let y = flipped(c, &x.name, &[b]);
+            c.transpose(&y, &perm)
+        }
+        2 => flipped(c, &x.name, &[a, b]),
+        3 => {
+            let y = c.transpose(&x.name, &perm);
+            flipped(c, &y, &[b])
+        }
+        _ => x.name,
+    };
     one(y)
 }
 
 fn roll(c: &mut Call<'_>) -> Outcome {
     let x = c.tensor("self")?;
     let shifts = c.ints("shifts")?.unwrap_or_default();
-    let Some(axes) = c.axes("dims", x.dims.len())?.filter(|a| a.len() == shifts.len()) else {
-        return unsupported("rolling all elements as one");
+    let axes = c.axes("dims", x.dims.len())?.unwrap_or_default();
+    if axes.is_empty() && shifts.len() == 1 {
+        // All elements as one axis.
+        let size = x.dims.iter().copied().product::<Option<i64>>();
+        let flat =
+            Tensor { name: c.reshape(&x.name, &[Int::Known(-1)]), dims: vec![size], ..x.clone() };
+        let y = rolled(c, &flat, &[0], &shifts)?;
+        let sizes = c.shape(&x);
+        return one(c.reshape(&y, &sizes));
+    }
+    if axes.len() != shifts.len() {
+        return Err(Fault::Damaged(format!("{} shifts of {} axes", shifts.len(), axes.len())));
+    }
+    let y = rolled(c, &x, &axes, &shifts)?;
+    one(y)
+}
+
+/// The middle of each axis at its beginning, or back.
+fn shift(c: &mut Call<'_>, sign: i64) -> Outcome {
+    let x = c.tensor("self")?;
+    let all = (0..x.dims.len() as i64).collect();
+    let axes = c.axes("dim", x.dims.len())?.unwrap_or(all);
+    let half = |a: &i64| x.dims.get(*a as usize).copied().flatten().map(|n| sign * (n / 2));
+    let Some(shifts) = axes.iter().map(half).collect::<Option<Vec<_>>>() else {
+        return unsupported("rolling an axis of dynamic size");
     };
+    let y = rolled(c, &x, &axes, &shifts)?;
+    one(y)
+}
+
+fn rolled(c: &mut Call<'_>, x: &Tensor, axes: &[i64], shifts: &[i64]) -> Result<String, Fault> {
     let mut y = x.name.clone();
-    for (axis, shift) in axes.into_iter().zip(shifts) {
-        let Some(Some(n)) = x.dims.get(axis as usize).copied() else {
+    for (axis, shift) in axes.iter().zip(shifts) {
+        let Some(Some(n)) = x.dims.get(*axis as usize).copied() else {
             return unsupported("rolling an axis of dynamic size");
         };
         let by = if n == 0 { 0 } else { shift.rem_euclid(n) };
         if by == 0 {
             continue;
         }
-        let end = cut(c, &y, axis as usize, &Int::Known(n - by), &Int::Known(i64::MAX), 1);
-        let start = cut(c, &y, axis as usize, &Int::Known(0), &Int::Known(n - by), 1);
-        y = c.with("Concat", &[&end, &start], vec![int("axis", axis)]);
+        let end = cut(c, &y, *axis as usize, &Int::Known(n - by), &Int::Known(i64::MAX), 1);
+        let start = cut(c, &y, *axis as usize, &Int::Known(0), &Int::Known(n - by), 1);
+        y = c.with("Concat", &[&end, &start], vec![int("axis", *axis)]);
     }
-    one(y)
+    Ok(y)
 }
 
 fn tiled(c: &mut Call<'_>, x: &Tensor, repeats: &[Int]) -> Outcome {
@@ -523,16 +621,4 @@ fn padded(c: &mut Call<'_>, name: &str, mode: &str) -> Outcome {
     let value = c.float("value", 0.0)?;
     let value = c.number(x.dtype, value);
     one(c.with("Pad", &[&x.name, &all, &value, &axes], vec![text("mode", mode)]))
-}
-
-fn triangle(c: &mut Call<'_>, upper: i64) -> Outcome {
-    let x = c.tensor("self")?;
-    let diagonal = c.int("diagonal", 0)?;
-    let k = c.integer(diagonal);
-    // ONNX has no triangle of booleans everywhere.
-    let from = x.dtype;
-    let x = c.cast(&x.name, from, if from == super::super::dtype::BOOL { I64 } else { from });
-    let y = c.with("Trilu", &[&x, &k], vec![int("upper", upper)]);
-    let back = if from == super::super::dtype::BOOL { c.cast(&y, I64, from) } else { y };
-    one(back)
 }

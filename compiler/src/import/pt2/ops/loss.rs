@@ -25,7 +25,15 @@ pub(super) const OPERATORS: &[(&str, Convert)] = &[
     ("nll_loss2d_forward", nll),
     ("nll_loss_forward", nll),
     ("nll_loss_nd", nll),
+    ("poisson_nll_loss", poisson),
     ("smooth_l1_loss", |c| huber(c, "beta")),
+    ("soft_margin_loss", |c| {
+        let (x, y, _) = super::pointwise::operands(c, ["self", "target"])?;
+        let z = c.add("Mul", &[&x, &y]);
+        let z = c.add("Neg", &[&z]);
+        let losses = c.add("Softplus", &[&z]);
+        reduced(c, losses)
+    }),
 ];
 
 /// PyTorch's number of a reduction, in ONNX's words.
@@ -38,7 +46,7 @@ fn reduction(c: &Call<'_>) -> Result<&'static str, Fault> {
     }
 }
 
-fn reduced(c: &mut Call<'_>, losses: String) -> Outcome {
+pub(super) fn reduced(c: &mut Call<'_>, losses: String) -> Outcome {
     one(match reduction(c)? {
         "mean" => c.reduce("ReduceMean", &losses, &[], false),
         "sum" => c.reduce("ReduceSum", &losses, &[], false),
@@ -225,4 +233,37 @@ fn kl_div(c: &mut Call<'_>) -> Outcome {
         c.add("Mul", &[&target.name, &d])
     };
     reduced(c, y)
+}
+
+/// Of a count and the rate that is expected, or its logarithm.
+fn poisson(c: &mut Call<'_>) -> Outcome {
+    let (x, y, d) = super::pointwise::operands(c, ["input", "target"])?;
+    let (is_log, is_full) = (c.bool("log_input", true)?, c.bool("full", false)?);
+    let mut losses = if is_log {
+        let (rate, product) = (c.add("Exp", &[&x]), c.add("Mul", &[&y, &x]));
+        c.add("Sub", &[&rate, &product])
+    } else {
+        let eps = c.number(d, c.float("eps", 1e-8)?);
+        let safe = c.add("Add", &[&x, &eps]);
+        let log = c.add("Log", &[&safe]);
+        let product = c.add("Mul", &[&y, &log]);
+        c.add("Sub", &[&x, &product])
+    };
+    if is_full {
+        // Stirling's approximation of ln y!, where y is above 1.
+        let [zero, more, half, turn] =
+            [0.0, 1.0, 0.5, std::f64::consts::TAU].map(|n| c.number(d, n));
+        let is_many = c.add("Greater", &[&y, &more]);
+        let n = c.add("Where", &[&is_many, &y, &more]);
+        let log = c.add("Log", &[&n]);
+        let main = c.add("Mul", &[&n, &log]);
+        let main = c.add("Sub", &[&main, &n]);
+        let rest = c.add("Mul", &[&turn, &n]);
+        let rest = c.add("Log", &[&rest]);
+        let rest = c.add("Mul", &[&half, &rest]);
+        let sum = c.add("Add", &[&main, &rest]);
+        let sum = c.add("Where", &[&is_many, &sum, &zero]);
+        losses = c.add("Add", &[&losses, &sum]);
+    }
+    reduced(c, losses)
 }

@@ -3,7 +3,10 @@
 mod attention;
 mod convolution;
 mod creation;
+mod diagonal;
+mod distance;
 mod index;
+mod join;
 mod layout;
 mod loss;
 mod matrix;
@@ -13,6 +16,8 @@ mod pooling;
 mod random;
 mod reduction;
 mod resize;
+mod shuffle;
+mod special;
 
 use super::call::{Call, Outcome};
 pub(super) use pointwise::{detach_node, detached};
@@ -27,7 +32,10 @@ const FAMILIES: &[&[(&str, Convert)]] = &[
     attention::OPERATORS,
     convolution::OPERATORS,
     creation::OPERATORS,
+    diagonal::OPERATORS,
+    distance::OPERATORS,
     index::OPERATORS,
+    join::OPERATORS,
     layout::OPERATORS,
     loss::OPERATORS,
     matrix::OPERATORS,
@@ -37,6 +45,8 @@ const FAMILIES: &[&[(&str, Convert)]] = &[
     random::OPERATORS,
     reduction::OPERATORS,
     resize::OPERATORS,
+    shuffle::OPERATORS,
+    special::OPERATORS,
 ];
 
 /// How the operator of this name, without its overload, is rewritten.

@@ -19,6 +19,7 @@ pub(super) const OPERATORS: &[(&str, Convert)] = &[
     ("_prelu_kernel", prelu),
     ("_to_copy", to),
     ("abs", |c| same(c, "Abs")),
+    ("absolute", |c| same(c, "Abs")),
     ("acos", |c| unary(c, "Acos")),
     ("acosh", |c| unary(c, "Acosh")),
     ("add", |c| sum(c, "Add")),
@@ -26,6 +27,12 @@ pub(super) const OPERATORS: &[(&str, Convert)] = &[
     ("addcmul", |c| combined(c, "Mul")),
     ("alias", alias),
     ("alias_copy", alias),
+    ("arccos", |c| unary(c, "Acos")),
+    ("arccosh", |c| unary(c, "Acosh")),
+    ("arcsin", |c| unary(c, "Asin")),
+    ("arcsinh", |c| unary(c, "Asinh")),
+    ("arctan", |c| unary(c, "Atan")),
+    ("arctanh", |c| unary(c, "Atanh")),
     ("asin", |c| unary(c, "Asin")),
     ("asinh", |c| unary(c, "Asinh")),
     ("atan", |c| unary(c, "Atan")),
@@ -161,6 +168,7 @@ pub(super) const OPERATORS: &[(&str, Convert)] = &[
     ("multiply", |c| arithmetic(c, "Mul")),
     ("ne", |c| compare(c, "Equal", true)),
     ("neg", |c| same(c, "Neg")),
+    ("negative", |c| same(c, "Neg")),
     ("not_equal", |c| compare(c, "Equal", true)),
     ("pow", pow),
     ("positive", itself),
@@ -194,6 +202,15 @@ pub(super) const OPERATORS: &[(&str, Convert)] = &[
     ("softshrink", |c| {
         let l = c.float("lambd", 0.5)?;
         activation(c, "Shrink", &[("bias", l), ("lambd", l)])
+    }),
+    ("special_ndtr", |c| {
+        // ½ (1 + erf(x / √2))
+        let (x, d) = floats(c)?;
+        let [root, half, more] = [0.5f64.sqrt(), 0.5, 1.0].map(|n| c.number(d, n));
+        let x = c.add("Mul", &[&x, &root]);
+        let y = c.add("Erf", &[&x]);
+        let y = c.add("Add", &[&y, &more]);
+        one(c.add("Mul", &[&y, &half]))
     }),
     ("sqrt", |c| unary(c, "Sqrt")),
     ("square", |c| {
@@ -402,14 +419,20 @@ fn truncated(c: &mut Call<'_>, x: &str, dtype: Dtype) -> String {
 }
 
 fn round(c: &mut Call<'_>) -> Outcome {
-    if c.int("decimals", 0)? != 0 {
-        return unsupported("decimals");
-    }
+    let decimals = c.int("decimals", 0)?;
     let x = c.tensor("self")?;
     if !dtype::is_float(x.dtype) {
-        return one(x.name);
+        return if decimals < 0 { unsupported("decimals of integers") } else { one(x.name) };
     }
-    one(c.add("Round", &[&x.name]))
+    if decimals == 0 {
+        return one(c.add("Round", &[&x.name]));
+    }
+    // By a power of ten that is exact, if it can be.
+    let power = c.number(x.dtype, 10f64.powi(decimals.unsigned_abs().min(38) as i32));
+    let (up, down) = if decimals > 0 { ("Mul", "Div") } else { ("Div", "Mul") };
+    let y = c.add(up, &[&x.name, &power]);
+    let y = c.add("Round", &[&y]);
+    one(c.add(down, &[&y, &power]))
 }
 
 fn pow(c: &mut Call<'_>) -> Outcome {
@@ -544,15 +567,21 @@ fn prelu(c: &mut Call<'_>) -> Outcome {
 }
 
 fn softplus(c: &mut Call<'_>) -> Outcome {
-    let beta = c.float("beta", 1.0)?;
+    let (beta, threshold) = (c.float("beta", 1.0)?, c.float("threshold", 20.0)?);
     let (x, d) = floats(c)?;
-    if beta == 1.0 {
-        return one(c.add("Softplus", &[&x]));
+    let number = c.number(d, beta);
+    let scaled = if beta == 1.0 { x.clone() } else { c.add("Mul", &[&x, &number]) };
+    let mut y = c.add("Softplus", &[&scaled]);
+    if beta != 1.0 {
+        y = c.add("Div", &[&y, &number]);
     }
-    let beta = c.number(d, beta);
-    let x = c.add("Mul", &[&x, &beta]);
-    let y = c.add("Softplus", &[&x]);
-    one(c.add("Div", &[&y, &beta]))
+    if threshold >= 15.0 {
+        // Above it there is no difference that f32 has.
+        return one(y);
+    }
+    let limit = c.number(d, threshold);
+    let above = c.add("Greater", &[&scaled, &limit]);
+    one(c.add("Where", &[&above, &x, &y]))
 }
 
 fn threshold(c: &mut Call<'_>) -> Outcome {

@@ -2,9 +2,10 @@
 
 use super::super::call::{Call, Fault, Outcome, int, ints, unsupported};
 use super::super::dtype::F32;
-use super::super::translate::Tensor;
+use super::super::translate::{Tensor, result_names};
 use super::convolution::window;
 use super::{Convert, one};
+use crate::import::onnx::messages::AttributeProto;
 
 /// Elements of a matrix of averages at most.
 const MAX_MATRIX: i64 = 1 << 20;
@@ -32,18 +33,15 @@ pub(super) const OPERATORS: &[(&str, Convert)] = &[
 fn batched(
     c: &mut Call<'_>,
     n: usize,
-    pool: impl FnOnce(&mut Call<'_>, &str) -> Result<String, Fault>,
+    pool: impl FnOnce(&mut Call<'_>, &str) -> Outcome,
 ) -> Outcome {
     let x = c.tensor("self")?;
     match x.dims.len() {
-        rank if rank == n + 2 => {
-            let y = pool(c, &x.name)?;
-            one(y)
-        }
+        rank if rank == n + 2 => pool(c, &x.name),
         rank if rank == n + 1 => {
             let wide = c.unsqueeze(&x.name, &[0]);
-            let y = pool(c, &wide)?;
-            one(c.squeeze(&y, &[0]))
+            let all = pool(c, &wide)?;
+            Ok(all.iter().map(|y| c.squeeze(y, &[0])).collect())
         }
         rank => Err(Fault::Damaged(format!("an operand of rank {rank} and {n} spatial axes"))),
     }
@@ -51,16 +49,69 @@ fn batched(
 
 fn max(c: &mut Call<'_>, n: usize) -> Outcome {
     let attributes = window(c, n, true)?;
-    batched(c, n, |c, x| Ok(c.with("MaxPool", &[x], attributes)))
+    largest(c, n, attributes)
+}
+
+/// The largest elements of windows, and where they are if that is a result.
+fn largest(c: &mut Call<'_>, n: usize, attributes: Vec<AttributeProto>) -> Outcome {
+    if result_names(c.node).count() < 2 {
+        return batched(c, n, |c, x| one(c.with("MaxPool", &[x], attributes)));
+    }
+    let x = c.tensor("self")?;
+    let image = x.dims[x.dims.len().saturating_sub(n)..].iter().copied().product::<Option<i64>>();
+    let Some(image) = image else { return unsupported("indices into an image of dynamic size") };
+    batched(c, n, |c, x| {
+        let all = c.all("MaxPool", &[x], attributes, 2);
+        // ONNX counts in all images, PyTorch in each.
+        let image = c.integer(image);
+        let places = c.add("Mod", &[&all[1], &image]);
+        Ok(vec![all[0].clone(), places])
+    })
 }
 
 fn average(c: &mut Call<'_>, n: usize) -> Outcome {
-    if c.argument("divisor_override").is_some() {
-        return unsupported("divisor_override");
+    if let Some(divisor) = c.int_given("divisor_override")? {
+        let Some(divisor) = divisor.known() else { return unsupported("a dynamic divisor") };
+        return divided(c, n, divisor);
     }
     let mut attributes = window(c, n, false)?;
     attributes.push(int("count_include_pad", c.bool("count_include_pad", true)?.into()));
-    batched(c, n, |c, x| Ok(c.with("AveragePool", &[x], attributes)))
+    batched(c, n, |c, x| one(c.with("AveragePool", &[x], attributes)))
+}
+
+/// Sums of windows over a divisor, which is not their size. Zeros around the image make all windows whole.
+fn divided(c: &mut Call<'_>, n: usize, divisor: i64) -> Outcome {
+    let x = c.tensor("self")?;
+    let kernel = c.per_axis("kernel_size", n, 1)?;
+    let strides = match c.ints("stride")?.unwrap_or_default()[..] {
+        [] => kernel.clone(),
+        _ => c.per_axis("stride", n, 1)?,
+    };
+    let (pads, ceil) = (c.per_axis("padding", n, 0)?, c.bool("ceil_mode", false)?);
+    let mut after = pads.clone();
+    if ceil {
+        for i in 0..n {
+            let size = x.dims.get((x.dims.len() + i).wrapping_sub(n)).copied().flatten();
+            let Some(size) = size else { return unsupported("ceil_mode of a dynamic image") };
+            if strides[i] < 1 {
+                return Err(Fault::Damaged(format!("a stride of {}", strides[i])));
+            }
+            let room = size + 2 * pads[i] - kernel[i];
+            let mut windows = (room + strides[i] - 1).div_euclid(strides[i]) + 1;
+            // The last window begins in the image or before it.
+            windows -= i64::from((windows - 1) * strides[i] >= size + pads[i]);
+            after[i] = ((windows - 1) * strides[i] + kernel[i] - size - pads[i]).max(0);
+        }
+    }
+    let factor = kernel.iter().product::<i64>() as f64 / divisor as f64;
+    let borders = c.list(&[&[0, 0], &pads[..], &[0, 0], &after].concat());
+    let (zero, factor) = (c.number(x.dtype, 0.0), c.number(x.dtype, factor));
+    batched(c, n, |c, x| {
+        let wide = c.add("Pad", &[x, &borders, &zero]);
+        let attributes = vec![ints("kernel_shape", &kernel), ints("strides", &strides)];
+        let mean = c.with("AveragePool", &[&wide], attributes);
+        one(c.add("Mul", &[&mean, &factor]))
+    })
 }
 
 /// Sizes of the last `n` axes of the operand, and those of the result.
@@ -84,7 +135,7 @@ fn adaptive_average(c: &mut Call<'_>, n: usize) -> Outcome {
     if from.iter().zip(&to).all(|(f, t)| f % t == 0) {
         let kernel: Vec<i64> = from.iter().zip(&to).map(|(f, t)| f / t).collect();
         let attributes = vec![ints("kernel_shape", &kernel), ints("strides", &kernel)];
-        return batched(c, n, |c, x| Ok(c.with("AveragePool", &[x], attributes)));
+        return batched(c, n, |c, x| one(c.with("AveragePool", &[x], attributes)));
     }
     // Windows of several sizes: a matrix of averages along each axis.
     let mut y = x.name.clone();
@@ -125,7 +176,7 @@ fn adaptive_max(c: &mut Call<'_>, n: usize) -> Outcome {
     }
     let kernel: Vec<i64> = from.iter().zip(&to).map(|(f, t)| f / t).collect();
     let attributes = vec![ints("kernel_shape", &kernel), ints("strides", &kernel)];
-    batched(c, n, |c, x| Ok(c.with("MaxPool", &[x], attributes)))
+    largest(c, n, attributes)
 }
 
 #[cfg(test)]

@@ -13,6 +13,12 @@ pub(super) const OPERATORS: &[(&str, Convert)] = &[
     ("all", |c| logical(c, "ReduceMin")),
     ("amax", |c| extreme(c, "ReduceMax")),
     ("amin", |c| extreme(c, "ReduceMin")),
+    ("aminmax", |c| {
+        let x = c.tensor("self")?;
+        let least = reduced(c, "ReduceMin", &x, false)?;
+        let most = reduced(c, "ReduceMax", &x, false)?;
+        Ok(vec![least, most])
+    }),
     ("any", |c| logical(c, "ReduceMax")),
     ("argmax", |c| place(c, "ArgMax")),
     ("argmin", |c| place(c, "ArgMin")),
@@ -27,16 +33,22 @@ pub(super) const OPERATORS: &[(&str, Convert)] = &[
         let y = reduced(c, "ReduceSum", &x, false)?;
         one(y)
     }),
+    ("cummax", |c| running_extreme(c, "ArgMax", f64::NEG_INFINITY)),
+    ("cummin", |c| running_extreme(c, "ArgMin", f64::INFINITY)),
     ("cumprod", |c| running(c, "CumProd")),
     ("cumsum", |c| running(c, "CumSum")),
+    ("kthvalue", |c| {
+        let x = c.tensor("self")?;
+        let (axis, k) = (c.axis(c.int("dim", -1)?, x.dims.len())?, c.int("k", 1)?);
+        ordered(c, &x, axis, k)
+    }),
     ("linalg_vector_norm", |c| norm(c, "ord")),
     ("log_softmax", |c| softmax(c, "LogSoftmax")),
     ("logsumexp", |c| {
         let x = c.tensor("self")?;
-        let axes = c.axes("dim", x.dims.len())?.unwrap_or_default();
-        let keep = c.bool("keepdim", false)?;
-        let (x, _) = c.as_float(&x);
-        one(c.reduce("ReduceLogSumExp", &x, &axes, keep))
+        let (name, dtype) = c.as_float(&x);
+        let y = reduced(c, "ReduceLogSumExp", &Tensor { name, dtype, ..x }, false)?;
+        one(y)
     }),
     ("max", |c| best(c, ["Max", "ReduceMax", "ArgMax"])),
     ("mean", |c| {
@@ -44,7 +56,14 @@ pub(super) const OPERATORS: &[(&str, Convert)] = &[
         let y = reduced(c, "ReduceMean", &x, false)?;
         one(y)
     }),
+    ("median", median),
     ("min", |c| best(c, ["Min", "ReduceMin", "ArgMin"])),
+    ("msort", |c| {
+        let mut sorted = sort_along(c, 0, false)?;
+        Ok(vec![sorted.remove(0)])
+    }),
+    ("nanmean", |c| without_nan(c, true)),
+    ("nansum", |c| without_nan(c, false)),
     ("norm", |c| norm(c, "p")),
     ("prod", |c| {
         let x = typed(c, false)?;
@@ -81,30 +100,26 @@ fn axes(c: &Call<'_>, x: &Tensor) -> Result<Vec<i64>, Fault> {
     Ok(c.axes("dim", x.dims.len())?.unwrap_or_default())
 }
 
-/// A reduction over the axes of the call, or over all.
+/// A reduction over the axes of the call, or over all. Booleans are counted.
 fn reduced(c: &mut Call<'_>, f: &str, x: &Tensor, keep: bool) -> Result<String, Fault> {
     let (axes, keep) = (axes(c, x)?, c.bool("keepdim", keep)?);
-    if x.dims.is_empty() {
-        return Ok(c.cast(&x.name, x.dtype, x.dtype));
-    }
     let name = if x.dtype == BOOL { c.cast(&x.name, BOOL, I64) } else { x.name.clone() };
+    // A tensor without axes has one to reduce.
+    let axes = if x.dims.is_empty() { vec![] } else { axes };
     Ok(c.reduce(f, &name, &axes, keep))
 }
 
 fn extreme(c: &mut Call<'_>, f: &str) -> Outcome {
     let x = c.tensor("self")?;
     let y = reduced(c, f, &x, false)?;
-    let y = if x.dtype == BOOL && !x.dims.is_empty() { c.cast(&y, I64, BOOL) } else { y };
-    one(y)
+    one(if x.dtype == BOOL { c.cast(&y, I64, BOOL) } else { y })
 }
 
 fn logical(c: &mut Call<'_>, f: &str) -> Outcome {
     let x = c.tensor("self")?;
     let name = c.cast(&x.name, x.dtype, BOOL);
-    let x = Tensor { name: c.cast(&name, BOOL, I64), dtype: I64, ..x };
-    let y = reduced(c, f, &x, false)?;
-    let y = c.cast(&y, I64, BOOL);
-    one(y)
+    let y = reduced(c, f, &Tensor { name, dtype: BOOL, ..x }, false)?;
+    one(c.cast(&y, I64, BOOL))
 }
 
 fn softmax(c: &mut Call<'_>, f: &str) -> Outcome {
@@ -131,6 +146,9 @@ fn softmax(c: &mut Call<'_>, f: &str) -> Outcome {
 /// The place of the largest or smallest element.
 fn place(c: &mut Call<'_>, f: &str) -> Outcome {
     let mut x = c.tensor("self")?;
+    if x.dims.is_empty() {
+        return one(c.integer(0));
+    }
     let keep = c.bool("keepdim", false)?;
     let axis = match c.int_given("dim")? {
         Some(Int::Known(axis)) => c.axis(axis, x.dims.len())?,
@@ -153,6 +171,10 @@ fn best(c: &mut Call<'_>, [of_two, of_all, which]: [&str; 3]) -> Outcome {
     if c.argument("other").is_some() {
         let (a, b, _) = super::pointwise::operands(c, ["self", "other"])?;
         return one(c.add(of_two, &[&a, &b]));
+    }
+    if x.dims.is_empty() {
+        let first = c.integer(0);
+        return Ok(if c.argument("dim").is_some() { vec![x.name, first] } else { vec![x.name] });
     }
     let name = if x.dtype == BOOL { c.cast(&x.name, BOOL, I64) } else { x.name.clone() };
     let back =
@@ -184,30 +206,129 @@ fn norm(c: &mut Call<'_>, order: &str) -> Outcome {
     let x = c.tensor("self")?;
     let dtype = c.dtype("dtype")?.unwrap_or(x.dtype);
     let x = Tensor { name: c.cast(&x.name, x.dtype, dtype), dtype, ..x };
-    let f = match order {
-        1.0 => "ReduceL1",
-        2.0 => "ReduceL2",
-        f64::INFINITY => "ReduceMax",
-        _ => return unsupported(format!("the norm of order {order}")),
-    };
-    let name = if order.is_infinite() { c.add("Abs", &[&x.name]) } else { x.name.clone() };
-    let y = reduced(c, f, &Tensor { name, ..x }, false)?;
+    let (axes, keep) = (axes(c, &x)?, c.bool("keepdim", false)?);
+    let axes = if x.dims.is_empty() { vec![] } else { axes };
+    let y = norm_of(c, &x, order, &axes, keep);
     one(y)
+}
+
+/// The norm over axes, or over all; of all orders, 0 and infinity among them.
+pub(super) fn norm_of(
+    c: &mut Call<'_>,
+    x: &Tensor,
+    order: f64,
+    axes: &[i64],
+    keep: bool,
+) -> String {
+    if order == 1.0 || order == 2.0 {
+        return c.reduce(if order == 1.0 { "ReduceL1" } else { "ReduceL2" }, &x.name, axes, keep);
+    }
+    let size = c.add("Abs", &[&x.name]);
+    if order.is_infinite() {
+        let f = if order > 0.0 { "ReduceMax" } else { "ReduceMin" };
+        return c.reduce(f, &size, axes, keep);
+    }
+    let (zero, more) = (c.number(x.dtype, 0.0), c.number(x.dtype, 1.0));
+    let is_zero = c.add("Equal", &[&size, &zero]);
+    if order == 0.0 {
+        let counted = c.add("Where", &[&is_zero, &zero, &more]);
+        return c.reduce("ReduceSum", &counted, axes, keep);
+    }
+    // Powers of zero have no gradient that is finite.
+    let [order, root] = [order, 1.0 / order].map(|n| c.number(x.dtype, n));
+    let safe = c.add("Where", &[&is_zero, &more, &size]);
+    let power = c.add("Pow", &[&safe, &order]);
+    let power = c.add("Where", &[&is_zero, &zero, &power]);
+    let sum = c.reduce("ReduceSum", &power, axes, keep);
+    let is_zero = c.add("Equal", &[&sum, &zero]);
+    let safe = c.add("Where", &[&is_zero, &more, &sum]);
+    let y = c.add("Pow", &[&safe, &root]);
+    c.add("Where", &[&is_zero, &zero, &y])
+}
+
+/// The sum, or mean, of what is a number.
+fn without_nan(c: &mut Call<'_>, is_mean: bool) -> Outcome {
+    let x = typed(c, is_mean)?;
+    if !is_float(x.dtype) {
+        let y = reduced(c, "ReduceSum", &x, false)?;
+        return one(y);
+    }
+    let (none, zero) = (c.add("IsNaN", &[&x.name]), c.number(x.dtype, 0.0));
+    let name = c.add("Where", &[&none, &zero, &x.name]);
+    let sum = reduced(c, "ReduceSum", &Tensor { name, ..x.clone() }, false)?;
+    if !is_mean {
+        return one(sum);
+    }
+    let kept = c.add("Not", &[&none]);
+    let name = c.cast(&kept, BOOL, x.dtype);
+    let count = reduced(c, "ReduceSum", &Tensor { name, ..x }, false)?;
+    one(c.add("Div", &[&sum, &count]))
+}
+
+/// The largest, or smallest, element up to each place of an axis, and where the last of them is.
+fn running_extreme(c: &mut Call<'_>, f: &str, excluded: f64) -> Outcome {
+    let x = c.tensor("self")?;
+    let rank = x.dims.len();
+    if rank == 0 {
+        let first = c.integer(0);
+        return Ok(vec![x.name, first]);
+    }
+    let axis = c.axis(c.int("dim", 0)?, rank)?;
+    let size = c.size_of(&x, axis);
+    let (zero, end, step) = (c.integer(0), c.size_scalar(&size), c.integer(1));
+    let places = c.add("Range", &[&zero, &end, &step]);
+    // Lines as `[…, place, element]`, without the elements behind each place.
+    let (columns, rows) = (c.unsqueeze(&places, &[0]), c.unsqueeze(&places, &[1]));
+    let seen = c.add("LessOrEqual", &[&columns, &rows]);
+    let last: Vec<usize> = (0..rank).filter(|a| *a != axis).chain([axis]).collect();
+    let lines = c.transpose(&x.name, &last);
+    let lines = c.unsqueeze(&lines, &[rank as i64 - 1]);
+    let excluded = c.number(x.dtype, excluded);
+    let lines = c.add("Where", &[&seen, &lines, &excluded]);
+    let attributes = vec![int("axis", -1), int("keepdims", 0), int("select_last_index", 1)];
+    let index = c.with(f, &[&lines], attributes);
+    let back: Vec<usize> =
+        (0..rank).map(|a| last.iter().position(|l| *l == a).unwrap_or(a)).collect();
+    let index = c.transpose(&index, &back);
+    let y = c.with("GatherElements", &[&x.name, &index], vec![int("axis", axis as i64)]);
+    Ok(vec![y, index])
 }
 
 /// The product of two directions, each at least as long as `eps`.
 fn cosine(c: &mut Call<'_>) -> Outcome {
     let (x, y) = (c.tensor("x1")?, c.tensor("x2")?);
-    let axis = c.axis(c.int("dim", 1)?, x.dims.len())? as i64;
-    let eps = c.number(x.dtype, c.float("eps", 1e-8)?);
-    let mut direction = |x: &Tensor| {
-        let length = c.reduce("ReduceL2", &x.name, &[axis], true);
+    let rank = x.dims.len().max(y.dims.len());
+    let axis = c.axis(c.int("dim", 1)?, rank)? as i64 - rank as i64;
+    let eps = c.float("eps", 1e-8)?;
+    let y = cosine_of(c, &x, &y, eps, if rank == 0 { &[] } else { std::slice::from_ref(&axis) });
+    one(y)
+}
+
+/// The product, over axes, of two directions.
+pub(super) fn cosine_of(
+    c: &mut Call<'_>,
+    x: &Tensor,
+    y: &Tensor,
+    eps: f64,
+    axes: &[i64],
+) -> String {
+    let eps = c.number(x.dtype, eps);
+    let (mut x_name, mut y_name) = (x.name.clone(), y.name.clone());
+    if x.dims != y.dims {
+        // Lengths are those in the common shape.
+        let shape = c.add("Shape", &[&y_name]);
+        x_name = c.add("Expand", &[&x_name, &shape]);
+        let shape = c.add("Shape", &[&x_name]);
+        y_name = c.add("Expand", &[&y_name, &shape]);
+    }
+    let mut direction = |x: &str| {
+        let length = c.reduce("ReduceL2", x, axes, true);
         let length = c.add("Max", &[&length, &eps]);
-        c.add("Div", &[&x.name, &length])
+        c.add("Div", &[x, &length])
     };
-    let (x, y) = (direction(&x), direction(&y));
+    let (x, y) = (direction(&x_name), direction(&y_name));
     let products = c.add("Mul", &[&x, &y]);
-    one(c.reduce("ReduceSum", &products, &[axis], false))
+    c.reduce("ReduceSum", &products, axes, false)
 }
 
 /// Elements of the axes that are reduced, as a number of the graph.
@@ -256,6 +377,10 @@ fn variance(c: &mut Call<'_>, root: bool, with_mean: bool) -> Outcome {
 
 fn topk(c: &mut Call<'_>) -> Outcome {
     let x = c.tensor("self")?;
+    if x.dims.is_empty() {
+        let first = c.integer(0);
+        return Ok(vec![x.name, first]);
+    }
     let axis = c.axis(c.int("dim", -1)?, x.dims.len())?;
     let k = c.int_given("k")?.unwrap_or(Int::Known(1));
     let k = c.size_list(&[k]);
@@ -269,12 +394,57 @@ fn topk(c: &mut Call<'_>) -> Outcome {
 }
 
 fn sort(c: &mut Call<'_>) -> Outcome {
-    let x = c.tensor("self")?;
-    let axis = c.axis(c.int("dim", -1)?, x.dims.len())?;
+    let rank = c.tensor("self")?.dims.len();
+    let axis = c.axis(c.int("dim", -1)?, rank)?;
     let descending = c.bool("descending", false)?;
+    sort_along(c, axis, descending)
+}
+
+fn sort_along(c: &mut Call<'_>, axis: usize, descending: bool) -> Outcome {
+    let x = c.tensor("self")?;
+    if x.dims.is_empty() {
+        let first = c.integer(0);
+        return Ok(vec![x.name, first]);
+    }
     let k = c.size_of(&x, axis);
     let k = c.size_list(&[k]);
     let attributes =
         vec![int("axis", axis as i64), int("largest", descending.into()), int("sorted", 1)];
     Ok(c.all("TopK", &[&x.name, &k], attributes, 2))
+}
+
+/// The `k`-th smallest element of an axis, counted from 1, and where it is.
+fn ordered(c: &mut Call<'_>, x: &Tensor, axis: usize, k: i64) -> Outcome {
+    if x.dims.is_empty() {
+        let first = c.integer(0);
+        return Ok(vec![x.name.clone(), first]);
+    }
+    let smallest = c.list(&[k]);
+    let order = vec![int("axis", axis as i64), int("largest", 0), int("sorted", 1)];
+    let all = c.all("TopK", &[&x.name, &smallest], order, 2);
+    let keep = c.bool("keepdim", false)?;
+    let last = if keep { c.list(&[k - 1]) } else { c.integer(k - 1) };
+    let pick = |y: &String| c.with("Gather", &[y, &last], vec![int("axis", axis as i64)]);
+    Ok(all.iter().map(pick).collect())
+}
+
+/// The middle element, the lower of two; of an axis with its place.
+fn median(c: &mut Call<'_>) -> Outcome {
+    let mut x = c.tensor("self")?;
+    let axis = match c.int_given("dim")? {
+        Some(axis) => c.axis(axis.known().unwrap_or(0), x.dims.len())?,
+        None => {
+            let size = x.dims.iter().copied().product::<Option<i64>>();
+            x = Tensor { name: c.reshape(&x.name, &[Int::Known(-1)]), dims: vec![size], ..x };
+            0
+        }
+    };
+    let Some(size) = x.dims.get(axis).copied().unwrap_or(Some(1)) else {
+        return unsupported("the median of a dynamic size");
+    };
+    let mut all = ordered(c, &x, axis, (size + 1) / 2)?;
+    if c.argument("dim").is_none() {
+        all.truncate(1);
+    }
+    Ok(all)
 }
