@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
 import os
 import re
@@ -44,6 +45,8 @@ class Exported:
         #: Why there is no ONNX file, or why it was refused.
         self.refused = None
         self._folder, self._module, self._program = folder, module, None
+        #: The program of an archive without writes in place.
+        self._functional = None
         self._export(module, example_inputs)
 
     def _export(self, module, example_inputs):
@@ -107,6 +110,7 @@ class Exported:
         )
         _warn_of_lost_statistics(torch, program)
         functions.add_to(program)
+        _separate_names(program.model.graph)
         _name_outputs(program.model.graph, self.outputs)
         _refuse_state(self._module, program.exported_program)
         frozen = _frozen(self._module, set(program.model.graph.initializers))
@@ -123,7 +127,8 @@ class Exported:
 
         self.refused, self.options = refused, {}
         try:
-            _refuse_state(self._module, self._program.run_decompositions({}))
+            self._functional = self._program.run_decompositions({})
+            _refuse_state(self._module, self._functional)
             self.path = os.path.join(self._folder, "model.pt2")
             torch.export.save(self._program, self.path)
         except FritError:
@@ -136,7 +141,7 @@ class Exported:
     def compiled(self, compile):
         """What `compile` finds in the file. If it refuses operators of the ONNX file, it is given the archive."""
         try:
-            return compile(self)
+            return self._compiled_file(compile)
         except FritError as error:
             if self.refused is not None:
                 raise _with_note(error, self.refused, "as ONNX") from self.refused.__cause__
@@ -146,9 +151,21 @@ class Exported:
         with _quiet(), _plain_attention():
             self._write_archive(first)
         try:
-            return compile(self)
+            return self._compiled_file(compile)
         except FritError as error:
             raise _with_note(first, error, "as torch's archive") from None
+
+    def _compiled_file(self, compile):
+        """What `compile` finds in the file; in an archive without writes in place, if it refuses these."""
+        import torch
+
+        try:
+            return compile(self)
+        except FritError as error:
+            if self._functional is None or error.code != "E032" or "writing" not in str(error):
+                raise
+        torch.export.save(self._functional, self.path)
+        return compile(self)
 
 
 def _with_note(error, other, form):
@@ -295,6 +312,18 @@ def _quiet():
             yield
     finally:
         registry.setLevel(level)
+
+
+def _separate_names(graph):
+    """Gives results of operations that have the name of a parameter, such as `t`, another one."""
+    taken = {v.name for v in graph.inputs} | set(graph.initializers)
+    results = [v for node in graph for v in node.outputs]
+    taken_by_results = {v.name for v in results}
+    for value in results:
+        if value.name in taken:
+            numbered = (f"{value.name}_{i}" for i in itertools.count(1))
+            value.name = next(n for n in numbered if n not in taken and n not in taken_by_results)
+            taken_by_results.add(value.name)
 
 
 def _name_outputs(graph, names):

@@ -630,3 +630,38 @@ def test_masks_of_transformers_are_no_conditions(torch, name, ranks, accumulatio
     plan, *compared = trained(torch, module, inputs, ranks=ranks, accumulation=accumulation)
     check(*compared, rel=1e-5)
     assert not is_archived(plan)
+
+
+def test_parameters_may_have_the_names_of_operations(torch):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.t, self.add, self.linear = torch.nn.Parameter(torch.ones(())), torch.nn.Parameter(torch.ones(4)), torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            return {"loss": ((self.linear(x) + self.add).t() * self.t.exp() + 1).square().mean()}
+
+    torch.manual_seed(0)
+    plan, *compared = trained(torch, Model(), {"x": torch.randn(6, 4)})
+    check(*compared)
+    assert not is_archived(plan)
+
+
+def test_archives_of_modules_that_write_in_place(torch):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = torch.nn.Linear(4, 5)
+
+        def forward(self, x):
+            # There is no ONNX form of the running product.
+            seen = torch.cumprod(torch.sigmoid(self.a(x)), -1).roll(1, -1)
+            seen[..., 0] = 1.0
+            with torch.no_grad():
+                still = self.a(x)
+            return {"loss": (seen * (self.a(x) - still.detach())).square().mean() + seen.sum() / 10}
+
+    torch.manual_seed(0)
+    plan, *compared = trained(torch, Model(), {"x": torch.randn(6, 4)})
+    check(*compared)
+    assert is_archived(plan)
