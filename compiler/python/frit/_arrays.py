@@ -57,6 +57,17 @@ def pair(value, name, dtype=None):
     return value, kind
 
 
+def real(value):
+    """A complex array or tensor as the pairs of real numbers that a plan has of it; others as they are."""
+    if _is_torch(value) and value.is_complex():
+        import torch
+
+        return torch.view_as_real(value.detach().resolve_conj())
+    if isinstance(value, np.ndarray) and value.dtype.kind == "c":
+        return np.stack([value.real, value.imag], axis=-1)
+    return value
+
+
 def _is_torch(value):
     return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
 

@@ -183,11 +183,7 @@ def _with_note(error, other, form):
 
 
 def _refuse_parts(module):
-    """Refuses what no file says of embeddings, and parameters that it cannot have."""
-    for name, parameter in module.named_parameters():
-        if parameter.is_complex():
-            remedy = "keep its real and imaginary parts, and write products with it out: docs/exporting.md"
-            raise refuse("E032", f"the parameter `{name}` is complex", remedy)
+    """Refuses what no file says of embeddings."""
     for name, part in module.named_modules():
         if getattr(part, "scale_grad_by_freq", False):
             remedy = "leave it out: no file says that its gradient is divided by how often each row is read"
@@ -413,8 +409,12 @@ def _frozen(module, initializers):
 
 def torch_state(module, values, trained):
     """The state dict of a module with the values of a plan: tied tensors share one, and buffers that the plan does not
-    have keep theirs. Trained parameters that the module does not have come after them."""
+    have keep theirs. Trained parameters that the module does not have come after them. What is complex is a pair in the plan."""
+    import torch
+
     own = module.state_dict()
+    complexes = {name for name, tensor in own.items() if tensor.is_complex()}
+    values = {name: torch.view_as_complex(x) if name in complexes else x for name, x in values.items()}
     by_memory = {}
     for name, tensor in own.items():
         if name in values:

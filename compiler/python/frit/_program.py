@@ -6,9 +6,9 @@ import os
 import sys
 from unittest.mock import patch
 
-from frit import _linalg
+from frit import _functions, _linalg, _losses
+from frit._complex import as_pairs
 from frit._errors import FritError, refuse
-from frit._losses import traceable
 
 
 def traced(torch, module, args, kwargs):
@@ -27,6 +27,7 @@ def traced(torch, module, args, kwargs):
     _detach_regions(torch, program)
     for graph in _graphs(torch, program):
         _rewrite(torch, graph)
+    as_pairs(torch, program)
     return program
 
 
@@ -98,16 +99,16 @@ def _plain_choices(torch):
 
 
 def _stand_ins(torch):
-    """What is called in place of what torch cannot trace: losses by their definitions, and `x.detach()` for `x.data`, which it equals
+    """What is called in place of what torch cannot trace: functions by their definitions, and `x.detach()` for `x.data`, which it equals
     where nothing writes it."""
-    losses = traceable(torch)
+    definitions = _losses.traceable(torch) | _functions.traceable(torch)
 
     class Mode(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             kwargs = kwargs or {}
             if func == torch.Tensor.data.__get__ and torch.compiler.is_exporting():
                 return args[0].detach()
-            stand_in = losses.get(func)
+            stand_in = definitions.get(func)
             found = stand_in(*args, **kwargs) if stand_in else None
             found = func(*args, **kwargs) if found is None else found
             if torch.compiler.is_exporting():

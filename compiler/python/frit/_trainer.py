@@ -126,6 +126,7 @@ class Trainer:
             own = self.plan.module.state_dict()
             # Tied copies and buffers of the module that the plan does not have.
             state = {name: value for name, value in state.items() if name in known or name not in own}
+        state = {name: _arrays.real(value) for name, value in state.items()}
         self._trainer.load_state_dict({name: _arrays.pair(value, name) for name, value in state.items()})
 
     def save(self, path, *, average=False):

@@ -97,6 +97,11 @@ def operators(torch):
         "drawn": drawn,
         "log_ndtr": lambda x: torch.special.log_ndtr(8 * x - 10),
         "averaged": averaged,
+        "covariant": lambda x: torch.cov(x.T, correction=0) + x[:, 0].cov() + torch.corrcoef(x.T) + x[:, 1].corrcoef(),
+        "combined": lambda x: torch.combinations(x[0], 3, with_replacement=True).prod(1) + torch.combinations(x[:4, 0]).sum(),
+        # Torch has no gradient of it.
+        "powers": lambda x: (torch.vander(x[:, 0].detach(), 4) + torch.vander(x[:4, 1].detach(), increasing=True).sum()) * x[:, 1:5],
+        "sloped": lambda x: functional.rrelu(x, 0.1, 0.4),
         "enlarged": enlarged,
         "counted": counted,
         "spread": spread,
@@ -118,7 +123,7 @@ def operators(torch):
     }
 
 
-OPERATORS = "averaged enlarged counted spread log_ndtr drawn hypot gamma_small gamma_large gamma_negative erfinv quantile_like extremes searched"
+OPERATORS = "covariant combined powers sloped averaged enlarged counted spread log_ndtr drawn hypot gamma_small gamma_large gamma_negative erfinv quantile_like extremes searched"
 OPERATORS += " distances pooled_1 pooled_2 pooled_3 reduced_mean reduced_amax reduced_prod bag_sum bag_mean bag_max gaussian gaussian_clamped"
 
 

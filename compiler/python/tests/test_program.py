@@ -522,10 +522,6 @@ def test_why_a_module_has_no_plan(torch):
     error = refused(lambda h: h.mean() if h.sum() > 0 else -h.mean())
     assert error.code == "E010" and "depends on data" in str(error) and "test_program.py:" in str(error)
     assert "<class" not in str(error) and len(str(error)) < 400
-    module = Unknown(lambda h: h.mean())
-    module.w = torch.nn.Parameter(torch.ones(4, dtype=torch.cfloat))
-    with pytest.raises(frit.FritError, match=r"\[E032\] the parameter `w` is complex"):
-        frit.compile(module, torch.randn(8, 4), loss="output")
     table = torch.nn.Sequential(torch.nn.Embedding(6, 4, max_norm=1.0))
     with pytest.raises(frit.FritError, match=r"\[E032\] the embedding `0` has max_norm"):
         frit.compile(table, torch.zeros(2, 3, dtype=torch.int64), loss="mse")

@@ -77,6 +77,14 @@ impl Operand {
     }
 }
 
+/// The elements of axes of these sizes, if they are known and can be counted.
+pub(super) fn numel(dims: &[Option<i64>]) -> Option<i64> {
+    dims.iter().try_fold(1i64, |n, size| n.checked_mul((*size)?))
+}
+
+/// Coordinates that a call is written with; more are an error.
+pub(super) const MAX_PLACES: i64 = 1 << 24;
+
 /// One call.
 pub(super) struct Call<'a> {
     /// The operator without its overload, and the overload.

@@ -295,6 +295,42 @@ fn any_byte_may_be_wrong() {
 }
 
 #[test]
+fn any_number_may_be_wrong() {
+    // Sizes, axes and options of all operators: neither a panic nor an allocation of their size.
+    let wrong =
+        ["-9223372036854775808", "-7", "-1", "0", "1", "5", "1099511627776", "9223372036854775807"];
+    let mut random = 11u64;
+    let mut next = |n: usize| {
+        random =
+            random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize % n
+    };
+    for family in ["image", "layout", "parts", "pictures", "pointwise", "reduction", "special"] {
+        let all = records(&fixture(&format!("operators/{family}.pt2")));
+        let graph = all.iter().position(|(n, _)| n.ends_with("model.json")).expect("a graph");
+        let text = String::from_utf8(all[graph].1.clone()).expect("text");
+        // Integers that are arguments or sizes.
+        let places: Vec<usize> =
+            text.match_indices("as_int\":").map(|(i, m)| i + m.len()).collect();
+        let lists: Vec<usize> =
+            text.match_indices("as_ints\": [").map(|(i, m)| i + m.len()).collect();
+        let places = [places, lists].concat();
+        assert!(places.len() > 20, "{family}: {}", places.len());
+        for _ in 0..60 {
+            let begin = places[next(places.len())];
+            let begin = begin + text[begin..].find(|c: char| c != ' ').unwrap_or(0);
+            let end = text[begin..].find(|c: char| c != '-' && !c.is_ascii_digit()).unwrap_or(0);
+            let number = wrong[next(wrong.len())];
+            let mut all = all.clone();
+            all[graph].1 = [&text[..begin], number, &text[begin + end..]].concat().into_bytes();
+            if let Err(report) = import(&written(&all, CompressionMethod::Stored)) {
+                assert!(!report.is_internal(), "{family}, {number} at {begin}: {report}");
+            }
+        }
+    }
+}
+
+#[test]
 fn everything_that_is_not_supported_is_named_at_once() {
     let mut all = records(&fixture("mlp/model.pt2"));
     let (_, content) = all.iter_mut().find(|(n, _)| n.ends_with("model.json")).expect("a graph");

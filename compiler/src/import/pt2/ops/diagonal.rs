@@ -1,6 +1,6 @@
 //! Diagonals and triangles of matrices.
 
-use super::super::call::{Call, Fault, Outcome, int, unsupported};
+use super::super::call::{Call, Fault, MAX_PLACES, Outcome, int, numel, unsupported};
 use super::super::dtype::{BOOL, F32, I64};
 use super::super::translate::{Int, Tensor};
 use super::{Convert, one};
@@ -22,12 +22,13 @@ pub(super) const OPERATORS: &[(&str, Convert)] = &[
     }),
     ("diagflat", |c| {
         let x = c.tensor("self")?;
-        let size = x.dims.iter().copied().product::<Option<i64>>();
+        let size = numel(&x.dims);
         let x = Tensor { name: c.reshape(&x.name, &[Int::Known(-1)]), dims: vec![size], ..x };
         embedded(c, &x, c.int("offset", 0)?, [-2, -1])
     }),
     ("diagonal", |c| diagonal(c, ["dim1", "dim2"], [0, 1])),
     ("diagonal_copy", |c| diagonal(c, ["dim1", "dim2"], [0, 1])),
+    ("diagonal_scatter", replaced),
     ("linalg_diagonal", |c| diagonal(c, ["dim1", "dim2"], [-2, -1])),
     ("trace", |c| {
         let x = c.tensor("self")?;
@@ -44,8 +45,22 @@ fn diagonal(c: &mut Call<'_>, names: [&str; 2], default: [i64; 2]) -> Outcome {
     taken(c, &x, c.int("offset", 0)?, axes)
 }
 
-/// The elements whose second coordinate is `offset` more than the first, as a last axis.
-fn taken(c: &mut Call<'_>, x: &Tensor, offset: i64, axes: [i64; 2]) -> Outcome {
+/// A diagonal of a tensor, whose second coordinate is `offset` more than the first.
+struct Diagonal {
+    /// The tensor with the two axes in front.
+    front: String,
+    /// The axes in the order in which it has them.
+    perm: Vec<usize>,
+    /// Coordinates of its elements, `[length, 2]`.
+    places: String,
+}
+
+fn diagonal_of(
+    c: &mut Call<'_>,
+    x: &Tensor,
+    offset: i64,
+    axes: [i64; 2],
+) -> Result<Diagonal, Fault> {
     let rank = x.dims.len();
     let [rows, columns] = [c.axis(axes[0], rank)?, c.axis(axes[1], rank)?];
     if rows == columns {
@@ -56,16 +71,41 @@ fn taken(c: &mut Call<'_>, x: &Tensor, offset: i64, axes: [i64; 2]) -> Outcome {
     };
     let (down, right) = (offset.saturating_neg().max(0), offset.max(0));
     let length = (n.saturating_sub(down)).min(m.saturating_sub(right)).max(0);
+    if length > MAX_PLACES {
+        return unsupported(format!("a diagonal of {length} elements"));
+    }
     let places: Vec<i64> = (0..length).flat_map(|i| [i + down, i + right]).collect();
     let places = c.list(&places);
     let places = c.reshape(&places, &[Int::Known(length), Int::Known(2)]);
-    let rest: Vec<usize> = (0..rank).filter(|a| *a != rows && *a != columns).collect();
-    let front = c.transpose(&x.name, &[&[rows, columns], &rest[..]].concat());
-    let y = c.add("GatherND", &[&front, &places]);
-    if rest.is_empty() {
-        return one(y);
+    let rest = (0..rank).filter(|a| *a != rows && *a != columns);
+    let perm: Vec<usize> = [rows, columns].into_iter().chain(rest).collect();
+    Ok(Diagonal { front: c.transpose(&x.name, &perm), perm, places })
+}
+
+/// The elements of a diagonal as a last axis.
+fn taken(c: &mut Call<'_>, x: &Tensor, offset: i64, axes: [i64; 2]) -> Outcome {
+    let diagonal = diagonal_of(c, x, offset, axes)?;
+    let y = c.add("GatherND", &[&diagonal.front, &diagonal.places]);
+    let last = diagonal.perm.len() - 2;
+    one(if last == 0 { y } else { c.transpose(&y, &(1..=last).chain([0]).collect::<Vec<_>>()) })
+}
+
+/// The tensor with another diagonal.
+fn replaced(c: &mut Call<'_>) -> Outcome {
+    let (x, source) = (c.tensor("self")?, c.tensor("src")?);
+    let axes = [c.int("dim1", 0)?, c.int("dim2", 1)?];
+    let diagonal = diagonal_of(c, &x, c.int("offset", 0)?, axes)?;
+    let mut new = c.cast(&source.name, source.dtype, x.dtype);
+    let last = source.dims.len().saturating_sub(1);
+    if last > 0 {
+        new = c.transpose(&new, &[last].into_iter().chain(0..last).collect::<Vec<_>>());
     }
-    one(c.transpose(&y, &(1..=rest.len()).chain([0]).collect::<Vec<_>>()))
+    let y = c.add("ScatterND", &[&diagonal.front, &diagonal.places, &new]);
+    let mut back = vec![0; diagonal.perm.len()];
+    for (to, from) in diagonal.perm.iter().enumerate() {
+        back[*from] = to;
+    }
+    one(c.transpose(&y, &back))
 }
 
 /// Matrices of zeros with the last axis as their diagonal.

@@ -92,7 +92,7 @@ fn block_diag(c: &mut Call<'_>) -> Outcome {
     let dtype = common(&list);
     let widths: Option<Vec<i64>> = list.iter().map(|t| t.dims.get(1).copied().flatten()).collect();
     let Some(widths) = widths else { return unsupported("blocks of dynamic size") };
-    let total: i64 = widths.iter().sum();
+    let total = widths.iter().fold(0i64, |n, width| n.saturating_add(*width));
     let (zero, axis) = (c.number(dtype, 0.0), c.list(&[1]));
     let (mut left, mut rows) = (0, Vec::new());
     for (t, width) in list.iter().zip(widths) {

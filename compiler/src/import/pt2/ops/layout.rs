@@ -1,9 +1,9 @@
 //! Operators that rearrange elements: shapes, axes, parts, copies.
 
-use super::super::call::{Call, Fault, Outcome, int, text, unsupported};
+use super::super::call::{Call, Fault, Outcome, int, numel, text, unsupported};
 use super::super::dtype::BOOL;
 use super::super::symbols::{self, Function};
-use super::super::translate::{Int, Tensor};
+use super::super::translate::{Int, Tensor, result_names};
 use super::{Convert, one};
 
 pub(super) const OPERATORS: &[(&str, Convert)] = &[
@@ -343,7 +343,7 @@ fn select(c: &mut Call<'_>) -> Outcome {
 fn unbind(c: &mut Call<'_>) -> Outcome {
     let x = c.tensor("self")?;
     let axis = c.axis(c.int("dim", 0)?, x.dims.len())?;
-    let n = super::super::translate::result_names(c.node).count();
+    let n = result_names(c.node).count();
     Ok((0..n)
         .map(|i| {
             let index = c.integer(i as i64);
@@ -356,7 +356,7 @@ fn unbind(c: &mut Call<'_>) -> Outcome {
 fn split(c: &mut Call<'_>) -> Outcome {
     let x = c.tensor("self")?;
     let axis = c.axis(c.int("dim", 0)?, x.dims.len())?;
-    let n = super::super::translate::result_names(c.node).count();
+    let n = result_names(c.node).count();
     let one_size = c.argument("split_size").is_some() && c.overload != "sizes";
     let given = match c.sizes("split_sizes")? {
         Some(sizes) => Some(sizes),
@@ -373,7 +373,7 @@ fn split(c: &mut Call<'_>) -> Outcome {
 fn chunk(c: &mut Call<'_>) -> Outcome {
     let x = c.tensor("self")?;
     let axis = c.axis(c.int("dim", 0)?, x.dims.len())?;
-    let n = super::super::translate::result_names(c.node).count();
+    let n = result_names(c.node).count();
     let (chunks, total) = (c.int("chunks", 1)?, c.size_of(&x, axis));
     // Rounded up.
     let more = symbols::of(c, Function::Add, &total, &Int::Known(chunks.saturating_sub(1)))?;
@@ -398,9 +398,12 @@ fn split_at(c: &mut Call<'_>, axis: Option<i64>) -> Outcome {
         }
         None => {
             let sections = match c.int_given("sections")? {
-                Some(Int::Known(k)) if k > 0 => k,
+                Some(Int::Known(k)) => k,
                 _ => return unsupported("indices that are a tensor"),
             };
+            if usize::try_from(sections) != Ok(result_names(c.node).count()) {
+                return Err(Fault::Damaged(format!("{sections} sections")));
+            }
             (1..=sections).map(|i| n / sections * i + i.min(n % sections)).collect()
         }
     };
@@ -503,7 +506,7 @@ fn roll(c: &mut Call<'_>) -> Outcome {
     let axes = c.axes("dims", x.dims.len())?.unwrap_or_default();
     if axes.is_empty() && shifts.len() == 1 {
         // All elements as one axis.
-        let size = x.dims.iter().copied().product::<Option<i64>>();
+        let size = numel(&x.dims);
         let flat =
             Tensor { name: c.reshape(&x.name, &[Int::Known(-1)]), dims: vec![size], ..x.clone() };
         let y = rolled(c, &flat, &[0], &shifts)?;

@@ -1,6 +1,6 @@
 //! Pooling.
 
-use super::super::call::{Call, Fault, Outcome, int, ints, unsupported};
+use super::super::call::{Call, Fault, MAX_PLACES, Outcome, int, ints, numel, unsupported};
 use super::super::dtype::F32;
 use super::super::translate::{Tensor, result_names};
 use super::convolution::window;
@@ -58,7 +58,7 @@ fn largest(c: &mut Call<'_>, n: usize, attributes: Vec<AttributeProto>) -> Outco
         return batched(c, n, |c, x| one(c.with("MaxPool", &[x], attributes)));
     }
     let x = c.tensor("self")?;
-    let image = x.dims[x.dims.len().saturating_sub(n)..].iter().copied().product::<Option<i64>>();
+    let image = numel(&x.dims[x.dims.len().saturating_sub(n)..]);
     let Some(image) = image else { return unsupported("indices into an image of dynamic size") };
     batched(c, n, |c, x| {
         let all = c.all("MaxPool", &[x], attributes, 2);
@@ -88,13 +88,16 @@ fn divided(c: &mut Call<'_>, n: usize, divisor: i64) -> Outcome {
         _ => c.per_axis("stride", n, 1)?,
     };
     let (pads, ceil) = (c.per_axis("padding", n, 0)?, c.bool("ceil_mode", false)?);
+    if kernel.iter().chain(&strides).chain(&pads).any(|n| !(0..=MAX_PLACES).contains(n)) {
+        return Err(Fault::Damaged(format!("windows of {kernel:?}, {strides:?} apart")));
+    }
     let mut after = pads.clone();
     if ceil {
         for i in 0..n {
             let size = x.dims.get((x.dims.len() + i).wrapping_sub(n)).copied().flatten();
             let Some(size) = size else { return unsupported("ceil_mode of a dynamic image") };
-            if strides[i] < 1 {
-                return Err(Fault::Damaged(format!("a stride of {}", strides[i])));
+            if strides[i] < 1 || !(0..i64::from(u32::MAX)).contains(&size) {
+                return Err(Fault::Damaged(format!("a stride of {} over {size}", strides[i])));
             }
             let room = size + 2 * pads[i] - kernel[i];
             let mut windows = (room + strides[i] - 1).div_euclid(strides[i]) + 1;
@@ -103,7 +106,7 @@ fn divided(c: &mut Call<'_>, n: usize, divisor: i64) -> Outcome {
             after[i] = ((windows - 1) * strides[i] + kernel[i] - size - pads[i]).max(0);
         }
     }
-    let factor = kernel.iter().product::<i64>() as f64 / divisor as f64;
+    let factor = kernel.iter().map(|n| *n as f64).product::<f64>() / divisor as f64;
     let borders = c.list(&[&[0, 0], &pads[..], &[0, 0], &after].concat());
     let (zero, factor) = (c.number(x.dtype, 0.0), c.number(x.dtype, factor));
     batched(c, n, |c, x| {

@@ -1,6 +1,6 @@
 //! Reductions over axes, running sums, softmax, orders.
 
-use super::super::call::{Call, Fault, Outcome, int, unsupported};
+use super::super::call::{Call, Fault, Outcome, int, numel, unsupported};
 use super::super::dtype::{BOOL, Dtype, F32, I64, is_float};
 use super::super::symbols::{self, Function};
 use super::super::translate::{Int, Tensor};
@@ -423,7 +423,8 @@ fn ordered(c: &mut Call<'_>, x: &Tensor, axis: usize, k: i64) -> Outcome {
     let order = vec![int("axis", axis as i64), int("largest", 0), int("sorted", 1)];
     let all = c.all("TopK", &[&x.name, &smallest], order, 2);
     let keep = c.bool("keepdim", false)?;
-    let last = if keep { c.list(&[k - 1]) } else { c.integer(k - 1) };
+    let place = k.saturating_sub(1);
+    let last = if keep { c.list(&[place]) } else { c.integer(place) };
     let pick = |y: &String| c.with("Gather", &[y, &last], vec![int("axis", axis as i64)]);
     Ok(all.iter().map(pick).collect())
 }
@@ -434,7 +435,7 @@ fn median(c: &mut Call<'_>) -> Outcome {
     let axis = match c.int_given("dim")? {
         Some(axis) => c.axis(axis.known().unwrap_or(0), x.dims.len())?,
         None => {
-            let size = x.dims.iter().copied().product::<Option<i64>>();
+            let size = numel(&x.dims);
             x = Tensor { name: c.reshape(&x.name, &[Int::Known(-1)]), dims: vec![size], ..x };
             0
         }
@@ -442,7 +443,7 @@ fn median(c: &mut Call<'_>) -> Outcome {
     let Some(size) = x.dims.get(axis).copied().unwrap_or(Some(1)) else {
         return unsupported("the median of a dynamic size");
     };
-    let mut all = ordered(c, &x, axis, (size + 1) / 2)?;
+    let mut all = ordered(c, &x, axis, size / 2 + size % 2)?;
     if c.argument("dim").is_none() {
         all.truncate(1);
     }

@@ -1,8 +1,11 @@
 //! Operators that exchange parts of axes: pixels and channels, windows, Kronecker's product.
 
-use super::super::call::{Call, Fault, Outcome, int, text, unsupported};
+use super::super::call::{Call, Fault, MAX_PLACES, Outcome, int, text, unsupported};
 use super::super::translate::Int;
 use super::{Convert, one};
+
+/// The largest size of an image, or of a window of one.
+const MAX_WINDOW: i64 = 1 << 16;
 
 pub(super) const OPERATORS: &[(&str, Convert)] = &[
     ("channel_shuffle", channel_shuffle),
@@ -74,6 +77,9 @@ fn unfold(c: &mut Call<'_>) -> Outcome {
         return Err(Fault::Damaged(format!("windows of {size} of {n} elements, {step} apart")));
     }
     let windows = (n - size) / step + 1;
+    if windows.saturating_mul(size) > MAX_PLACES {
+        return unsupported(format!("{windows} windows of {size} elements"));
+    }
     let places: Vec<i64> =
         (0..windows).flat_map(|i| (0..size).map(move |j| i * step + j)).collect();
     let places = c.list(&places);
@@ -93,6 +99,10 @@ fn im2col(c: &mut Call<'_>) -> Outcome {
     let [dilation, padding, stride] = [("dilation", 1), ("padding", 0), ("stride", 1)]
         .map(|(name, default)| c.per_axis(name, 2, default));
     let (dilation, padding, stride) = (dilation?, padding?, stride?);
+    let given = [&kernel[..], &dilation, &padding, &stride, &[channels, h, w]].concat();
+    if given.iter().any(|n| !(0..=MAX_WINDOW).contains(n)) {
+        return unsupported(format!("windows of {kernel:?} of an image of {h} by {w}"));
+    }
     let (p, q) = (padding[0], padding[1]);
     let borders = c.list(&[0, 0, p, q, 0, 0, p, q]);
     let zero = c.number(x.dtype, 0.0);
@@ -104,6 +114,9 @@ fn im2col(c: &mut Call<'_>) -> Outcome {
             return Err(Fault::Damaged(format!("windows of {} of {size}", kernel[i])));
         }
         let count = room / stride[i] + 1;
+        if count.saturating_mul(kernel[i]) > MAX_PLACES {
+            return unsupported(format!("{count} windows of {} elements", kernel[i]));
+        }
         let places: Vec<i64> = (0..kernel[i])
             .flat_map(|k| (0..count).map(move |n| (k, n)))
             .map(|(k, n)| k * dilation[i] + n * stride[i])
@@ -140,6 +153,6 @@ fn kron(c: &mut Call<'_>) -> Outcome {
     let ones = vec![1; rank];
     let (a, b) = (c.reshape(&a, &between(&n, &ones)), c.reshape(&b, &between(&ones, &m)));
     let y = c.add("Mul", &[&a, &b]);
-    let sizes: Vec<Int> = n.iter().zip(&m).map(|(x, y)| Int::Known(x * y)).collect();
+    let sizes: Vec<Int> = n.iter().zip(&m).map(|(x, y)| Int::Known(x.saturating_mul(*y))).collect();
     one(c.reshape(&y, &sizes))
 }
