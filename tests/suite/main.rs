@@ -55,6 +55,7 @@ mod metrics;
 mod muon;
 mod museum;
 mod mutants;
+mod norms;
 mod numerics;
 mod offload;
 mod optimizers;

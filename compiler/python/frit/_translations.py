@@ -7,7 +7,7 @@ from frit._operators import operators
 def translations():
     """A custom translation table for `torch.onnx.export`."""
     import math
-    from typing import Optional
+    from typing import Optional, Sequence
 
     import torch
     from onnx_ir import DataType
@@ -149,8 +149,40 @@ def translations():
         # The gradient is 0 where the distance is.
         one, none = onnx.CastLike(1, total), onnx.CastLike(0, total)
         is_none = onnx.Equal(total, none)
-        power = onnx.Pow(onnx.Where(is_none, one, total), onnx.CastLike(1 / p, total))
+        safe = onnx.Where(is_none, one, total)
+        power = onnx.Sqrt(safe) if p == 2 else onnx.Pow(safe, onnx.CastLike(1 / p, total))
         return onnx.Where(is_none, none, power)
+
+    def deviation(x, dims, correction, keepdim):
+        """The standard deviation and the mean, over all axes if there are none."""
+        rank = len(x.shape)
+        dims = list(range(rank)) if not dims else [d % max(rank, 1) for d in ([dims] if isinstance(dims, int) else dims)]
+        if rank == 0:
+            x, dims, keepdim = onnx.Reshape(x, [1]), [0], False
+        mean = onnx.ReduceMean(x, dims, keepdims=1)
+        away = onnx.Sub(x, mean)
+        sizes = onnx.Gather(onnx.Shape(x), onnx.Constant(value_ints=dims))
+        count = onnx.CastLike(onnx.ReduceProd(sizes, keepdims=0), x)
+        count = onnx.Sub(count, onnx.CastLike(1.0 if correction is None else float(correction), x))
+        total = onnx.ReduceSum(onnx.Mul(away, away), dims, keepdims=int(keepdim))
+        found = root(onnx.Div(total, count), 2)
+        return found, mean if keepdim else onnx.Squeeze(mean, dims)
+
+    def std(self: TFloat, unbiased: bool = True) -> TFloat:
+        return deviation(self, None, int(unbiased), False)[0]
+
+    def std_dim(self: TFloat, dim: Optional[Sequence[int]], unbiased: bool = True, keepdim: bool = False) -> TFloat:
+        return deviation(self, dim, int(unbiased), keepdim)[0]
+
+    def std_correction(
+        self: TFloat, dim: Optional[Sequence[int]] = None, correction: Optional[float] = None, keepdim: bool = False
+    ) -> TFloat:
+        return deviation(self, dim, correction, keepdim)[0]
+
+    def std_mean_correction(
+        self: TFloat, dim: Optional[Sequence[int]] = None, correction: Optional[float] = None, keepdim: bool = False
+    ):
+        return deviation(self, dim, correction, keepdim)
 
     def distance(size, p):
         """The norm, over the last axis, of what has these sizes."""
@@ -212,6 +244,10 @@ def translations():
         aten.arange.start_step: arange_start_step,
         aten.scatter_reduce.two: scatter_reduce,
         aten.squeeze.dim: squeeze,
+        aten.std.correction: std_correction,
+        aten.std.default: std,
+        aten.std.dim: std_dim,
+        aten.std_mean.correction: std_mean_correction,
         aten._cdist_forward.default: cdist,
         aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
     }

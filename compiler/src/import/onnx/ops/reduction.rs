@@ -2,14 +2,17 @@
 
 use super::super::context::{Fault, NodeContext, Outcome};
 use super::{Operator, one, op};
-use frit_ir::ops::{BinaryFn, Reduce, ReduceFn, UnaryFn};
+use frit_ir::ops::{BinaryFn, CompareFn, Reduce, ReduceFn, UnaryFn};
 use frit_ir::{DType, Op, ValueId};
 
 const ATTRIBUTES: &[&str] = &["axes", "keepdims", "noop_with_empty_axes"];
 
 pub(super) const OPERATORS: &[Operator] = &[
     op("ReduceL1", ATTRIBUTES, |cx| composed(cx, Some(UnaryFn::Abs), None)),
-    op("ReduceL2", ATTRIBUTES, |cx| squares(cx, Some(UnaryFn::Sqrt))),
+    op("ReduceL2", ATTRIBUTES, |cx| {
+        let y = squares(cx)?;
+        one(root(cx, y)?)
+    }),
     op("ReduceLogSum", ATTRIBUTES, |cx| composed(cx, None, Some(UnaryFn::Log))),
     op("ReduceLogSumExp", ATTRIBUTES, log_sum_exp),
     op("ReduceMax", ATTRIBUTES, |cx| plain(cx, ReduceFn::Max)),
@@ -17,7 +20,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     op("ReduceMin", ATTRIBUTES, |cx| plain(cx, ReduceFn::Min)),
     op("ReduceProd", ATTRIBUTES, |cx| plain(cx, ReduceFn::Prod)),
     op("ReduceSum", ATTRIBUTES, |cx| plain(cx, ReduceFn::Sum)),
-    op("ReduceSumSquare", ATTRIBUTES, |cx| squares(cx, None)),
+    op("ReduceSumSquare", ATTRIBUTES, |cx| one(squares(cx)?)),
 ];
 
 /// The axes: an attribute in older opsets, an operand in newer ones; none means all, unless
@@ -76,15 +79,20 @@ fn composed(cx: &mut NodeContext<'_>, before: Option<UnaryFn>, after: Option<Una
     one(y)
 }
 
-fn squares(cx: &mut NodeContext<'_>, after: Option<UnaryFn>) -> Outcome {
+fn squares(cx: &mut NodeContext<'_>) -> Result<ValueId, Fault> {
     let x = cx.input(0)?;
     let (axes, keep) = (axes(cx, x)?, keep_dims(cx));
     let x = cx.emit(Op::Binary(BinaryFn::Mul), &[x, x])?;
-    let y = reduce(cx, ReduceFn::Sum, x, axes, keep)?;
-    match after {
-        Some(f) => one(cx.emit(Op::Unary(f), &[y])?),
-        None => one(y),
-    }
+    reduce(cx, ReduceFn::Sum, x, axes, keep)
+}
+
+/// The root of a norm, whose gradient is 0 where the norm is, as PyTorch defines it; that of a square root is infinite.
+fn root(cx: &mut NodeContext<'_>, x: ValueId) -> Result<ValueId, Fault> {
+    let (zero, more) = (cx.scalar_like(x, 0.0)?, cx.scalar_like(x, 1.0)?);
+    let is_zero = cx.emit(Op::Compare(CompareFn::Eq), &[x, zero])?;
+    let safe = cx.emit(Op::Select, &[is_zero, more, x])?;
+    let y = cx.emit(Op::Unary(UnaryFn::Sqrt), &[safe])?;
+    cx.emit(Op::Select, &[is_zero, zero, y])
 }
 
 /// `ln Σ exp(x − m) + m` with `m` the largest element, so that nothing overflows.

@@ -366,7 +366,12 @@ fn variance(c: &mut Call<'_>, root: bool, with_mean: bool) -> Outcome {
         c.add("Div", &[&sum, &n])
     };
     if root {
-        y = c.add("Sqrt", &[&y]);
+        // Its gradient is 0 where it is, as PyTorch defines it.
+        let (zero, more) = (c.number(dtype, 0.0), c.number(dtype, 1.0));
+        let is_zero = c.add("Equal", &[&y, &zero]);
+        let safe = c.add("Where", &[&is_zero, &more, &y]);
+        let deviation = c.add("Sqrt", &[&safe]);
+        y = c.add("Where", &[&is_zero, &zero, &deviation]);
     }
     if !with_mean {
         return one(y);
