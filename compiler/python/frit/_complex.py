@@ -43,11 +43,11 @@ def _store_pair(torch, program, node):
     for store in (program.state_dict, program.constants):
         stored = store.get(name)
         if isinstance(stored, torch.Tensor):
-            store[name] = torch.view_as_real(stored.detach().resolve_conj()).contiguous()
+            store[name] = torch.view_as_real(stored.detach().resolve_conj()).clone(memory_format=torch.contiguous_format)
             if isinstance(stored, torch.nn.Parameter):
                 store[name] = torch.nn.Parameter(store[name], requires_grad=stored.requires_grad)
     with node.meta["val"].fake_mode:
-        node.meta["val"] = torch.view_as_real(node.meta["val"]).contiguous()
+        node.meta["val"] = torch.view_as_real(node.meta["val"].resolve_conj()).contiguous()
 
 
 class _Pairs:
@@ -69,6 +69,7 @@ class _Pairs:
         )
         if not makes and not operands:
             return
+        self.refuse_lost_write(node)
         rule = self.rules.get(node.target)
         with self.graph.inserting_before(node):
             found = rule(self, node) if rule else None
@@ -77,13 +78,25 @@ class _Pairs:
                 self.restore(node)
             if _is_complex(self.torch, node):
                 with self.graph.inserting_after(node):
-                    self.of[node] = self.call(self.torch.ops.aten.view_as_real.default, node)
+                    plain = self.call(self.torch.ops.aten.resolve_conj.default, node)
+                with self.graph.inserting_after(plain):
+                    self.of[node] = self.call(self.torch.ops.aten.view_as_real.default, plain)
             return
         self.replaced.append(node)
         if makes:
             self.of[node] = found
         else:
             node.replace_all_uses_with(found)
+
+    def refuse_lost_write(self, node):
+        """Refuses to write into a conjugate, which is a view of another tensor that its pair is not."""
+        aten = self.torch.ops.aten
+        turned = {aten._conj.default, aten.conj.default, aten.mH.default, aten.matrix_H.default, aten.adjoint.default}
+        base = node if getattr(getattr(node.target, "_schema", None), "is_mutable", False) else None
+        while isinstance(base, self.torch.fx.Node) and base.op == "call_function":
+            if base.target in turned:
+                raise refuse("E032", "`forward` writes into the conjugate of a tensor", "write into a copy, `x.conj().clone()`")
+            base = base.args[0] if base.args else None
 
     def restore(self, node):
         """Gives a node complex operands again."""
@@ -115,22 +128,28 @@ class _Pairs:
 
     def parts(self, x):
         """Real and imaginary part of an operand; None for that of a real one."""
-        aten = self.torch.ops.aten
         if isinstance(x, self.torch.fx.Node) and x not in self.of:
             return x, None
         if isinstance(x, (int, float)):
             return x, None
         if isinstance(x, complex):
             return x.real, x.imag
-        return tuple(self.call(aten.select.int, self.of[x], -1, i) for i in (0, 1))
+        return self.split(self.of[x])
+
+    def split(self, pair):
+        return tuple(self.call(self.torch.ops.aten.select.int, pair, -1, i) for i in (0, 1))
 
 
 def _rules(torch):
     """How calls are written on pairs. A rule gives the pair of the result, the result if that is real, or None."""
     aten = torch.ops.aten
 
-    def rank(node):
-        return node.args[0].meta["val"].dim()
+    def dims(p, x):
+        """The rank of an operand, without the axis of a pair."""
+        return p.of[x].meta["val"].dim() - 1 if x in p.of else x.meta["val"].dim()
+
+    def rank(p, node):
+        return dims(p, node.args[0])
 
     def along(dim, n):
         return dim + n if dim < 0 else dim
@@ -140,8 +159,9 @@ def _rules(torch):
         return p.call(node.target, *[p.of.get(a, a) if isinstance(a, torch.fx.Node) else a for a in node.args], **node.kwargs)
 
     def copied(p, node):
-        # A type that is named is complex, as that of the operand.
-        return p.call(aten.clone.default, p.pair(node.args[0]))
+        layout = {"memory_format": torch.contiguous_format}
+        plain = node.target is aten.clone.default and node.kwargs.get("memory_format") is not torch.contiguous_format
+        return p.call(aten.clone.default, p.pair(node.args[0]), **({} if plain else layout))
 
     def itself(p, node):
         return p.of.get(node.args[0])
@@ -150,10 +170,12 @@ def _rules(torch):
         """An operator along an axis, whose argument is at a place of its call."""
 
         def rule(p, node):
-            if len(node.args) <= place or node.args[0] not in p.of:
+            if len(node.args) < place or node.args[0] not in p.of:
                 return None
-            args = list(node.args)
-            args[place] = along(args[place], rank(node) + more)
+            args = [*node.args, 0][: max(len(node.args), place + 1)]
+            if args[place] is None:
+                return None
+            args[place] = along(args[place], rank(p, node) + more)
             return p.call(node.target, p.of[args[0]], *args[1:], **node.kwargs)
 
         return rule
@@ -161,50 +183,59 @@ def _rules(torch):
     def cut(p, node):
         args = [p.of[node.args[0]], *node.args[1:]]
         if len(args) > 1:
-            args[1] = along(args[1], rank(node))
+            args[1] = along(args[1], rank(p, node))
         return p.call(node.target, *args, **node.kwargs)
 
     def sized(p, node):
         return p.call(node.target, p.of[node.args[0]], [*node.args[1], 2], **node.kwargs)
 
+    def shaped(p, node):
+        """In the shape of another."""
+        target = aten.expand.default if node.target is aten.expand_as.default else aten.reshape.default
+        return p.call(target, p.of[node.args[0]], [*node.meta["val"].shape, 2]) if node.args[0] in p.of else None
+
     def repeated(p, node):
         return p.call(node.target, p.of[node.args[0]], [*node.args[1], 1], **node.kwargs)
 
     def exchanged(p, node):
-        n = rank(node)
+        n = rank(p, node)
         return p.call(aten.transpose.int, p.of[node.args[0]], *(along(d, n) for d in node.args[1:3]))
 
     def turned(p, node):
-        x = p.of[node.args[0]]
-        return p.call(aten.transpose.int, x, 0, 1) if rank(node) == 2 else x
+        n = rank(p, node)
+        return p.call(aten.permute.default, p.of[node.args[0]], [*reversed(range(n)), n])
 
     def matrices_turned(p, node):
-        n = rank(node)
+        n = rank(p, node)
         return p.call(aten.transpose.int, p.of[node.args[0]], n - 2, n - 1)
 
     def permuted(p, node):
-        n = rank(node)
+        n = rank(p, node)
         return p.call(aten.permute.default, p.of[node.args[0]], [*(along(d, n) for d in node.args[1]), n])
 
     def flattened(p, node):
-        n = rank(node)
+        n = rank(p, node)
         first, last = (along(d, n) for d in (*node.args[1:], *(0, -1)[len(node.args) - 1 :]))
         return p.call(aten.flatten.using_ints, p.of[node.args[0]], first, last) if n else None
 
     def joined(more):
         def rule(p, node):
             list_, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
-            n = list_[0].meta["val"].dim() + more
+            n = dims(p, list_[0]) + more
             return p.call(node.target, [p.pair(x) for x in list_], along(dim, n))
 
         return rule
 
     def summed(p, node):
-        n = rank(node)
-        dims = node.args[1] if len(node.args) > 1 else None
-        dims = [along(d, n) for d in dims] if dims else list(range(n))
+        n = rank(p, node)
+        if node.args[0] not in p.of:
+            return None
+        axes = node.args[1] if len(node.args) > 1 else None
+        axes = [along(d, n) for d in axes] if axes else list(range(n))
+        if not axes:
+            return p.of[node.args[0]]
         target = aten.mean.dim if node.target in (aten.mean.default, aten.mean.dim) else aten.sum.dim_IntList
-        return p.call(target, p.of[node.args[0]], dims, *node.args[2:3])
+        return p.call(target, p.of[node.args[0]], axes, *node.args[2:3])
 
     def padded(p, node):
         # By zeros: a mode and a value may follow.
@@ -213,22 +244,23 @@ def _rules(torch):
         return p.call(aten.constant_pad_nd.default, p.of[node.args[0]], [0, 0, *node.args[1]])
 
     def flipped(p, node):
-        n = rank(node)
+        n = rank(p, node)
         return p.call(node.target, p.of[node.args[0]], [along(d, n) for d in node.args[1]])
 
     def rolled(p, node):
-        n = rank(node)
+        n = rank(p, node)
         if len(node.args) < 3 or not node.args[2]:
             return None
         return p.call(node.target, p.of[node.args[0]], node.args[1], [along(d, n) for d in node.args[2]])
 
     def filled(value):
         def rule(p, node):
-            kwargs = {k: v for k, v in node.kwargs.items() if k != "dtype"}
+            if not _is_complex(torch, node):
+                return None
+            number = complex(node.args[1] if value is None else value)
             dtype = torch.float64 if node.meta["val"].dtype == torch.complex128 else torch.float32
-            size = list(node.meta["val"].shape)
-            parts = [p.call(aten.full.default, size, v, dtype=dtype) for v in (value, 0.0)]
-            return p.joined(*parts) if not kwargs.get("out") else None
+            shape = list(node.meta["val"].shape)
+            return p.joined(*(p.call(aten.full.default, shape, v, dtype=dtype) for v in (number.real, number.imag)))
 
         return rule
 
@@ -255,11 +287,15 @@ def _rules(torch):
     def multiplied(p, node):
         return product(p, *(p.parts(x) for x in node.args[:2]))
 
-    def squared(p, node):
-        if node.target is aten.pow.Tensor_Scalar and node.args[1] != 2:
+    def raised(p, node):
+        """A whole power, by repeated products."""
+        n = 2 if node.target is aten.square.default else node.args[1]
+        if n not in range(1, 9):
             return None
-        parts = p.parts(node.args[0])
-        return product(p, parts, parts)
+        parts, found = p.parts(node.args[0]), p.of[node.args[0]]
+        for _ in range(int(n) - 1):
+            found = product(p, p.split(found), parts)
+        return found
 
     def inverse(p, x):
         """`conj(x) / |x|²` in parts."""
@@ -285,19 +321,19 @@ def _rules(torch):
             factors = contract.factors(node)
             if factors is None:
                 return None
-            (ar, ai), (br, bi) = (p.parts(x) for x in factors)
-
-            def of(a, b):
-                return contract(p, node, a, b)
-
-            if ai is None:
-                return p.joined(of(ar, br), of(ar, bi))
-            if bi is None:
-                return p.joined(of(ar, br), of(ai, br))
-            real = p.call(aten.sub.Tensor, of(ar, br), of(ai, bi))
-            return p.joined(real, p.call(aten.add.Tensor, of(ar, bi), of(ai, br)))
+            return by_parts(p, *(p.parts(x) for x in factors), lambda a, b: contract(p, node, a, b))
 
         return rule
+
+    def by_parts(p, first, second, of):
+        """What is linear in each of two, of their parts."""
+        (ar, ai), (br, bi) = first, second
+        if ai is None:
+            return p.joined(of(ar, br), of(ar, bi))
+        if bi is None:
+            return p.joined(of(ar, br), of(ai, br))
+        real = p.call(aten.sub.Tensor, of(ar, br), of(ai, bi))
+        return p.joined(real, p.call(aten.add.Tensor, of(ar, bi), of(ai, br)))
 
     def matmul(p, node, a, b):
         return p.call(node.target, a, b)
@@ -316,7 +352,7 @@ def _rules(torch):
     def turned_over(p, node):
         real, imaginary = p.parts(node.args[0])
         pair = p.joined(real, p.call(aten.neg.default, imaginary))
-        n = rank(node)
+        n = rank(p, node)
         return p.call(aten.transpose.int, pair, n - 2, n - 1) if n > 1 else pair
 
     def exponential(p, node):
@@ -347,13 +383,62 @@ def _rules(torch):
         where, a, b = node.args
         return p.call(aten.where.self, p.call(aten.unsqueeze.default, where, -1), p.pair(a), p.pair(b))
 
+    def masked(p, node):
+        x, mask, value = node.args
+        return p.call(aten.where.self, p.call(aten.unsqueeze.default, mask, -1), p.pair(value), p.pair(x))
+
+    def masked_in(p, node):
+        return p.call(aten.copy_.default, p.of[node.args[0]], masked(p, node)) if node.args[0] in p.of else None
+
+    def gathered(p, node):
+        x, dim, index = node.args[:3]
+        both = p.call(aten.expand.default, p.call(aten.unsqueeze.default, index, -1), [*index.meta["val"].shape, 2])
+        return p.call(aten.gather.default, p.of[x], along(dim, rank(p, node)), both)
+
+    def narrowed(p, node):
+        # Without the axes of one element; the last axis has two.
+        return p.call(aten.squeeze.default, p.of[node.args[0]])
+
+    def dotted(p, node):
+        a, b = (p.parts(x) for x in node.args)
+        if a[1] is not None and node.target is aten.vdot.default:
+            a = (a[0], p.call(aten.neg.default, a[1]))
+        return p.call(aten.sum.dim_IntList, product(p, a, b), [0])
+
+    def linear(p, node):
+        x, weight, *bias = node.args
+        pairs = [p.call(aten.mT.default, part) if part is not None else None for part in p.parts(weight)]
+        found = by_parts(p, p.parts(x), pairs, lambda a, b: p.call(aten.matmul.default, a, b))
+        return p.call(aten.add.Tensor, found, p.pair(bias[0])) if bias and bias[0] is not None else found
+
+    def lengths(p, node):
+        """A norm of vectors, which is that of the absolute values."""
+        if node.target is aten.linalg_norm.default and node.args[1:2] not in ((), (None,)):
+            return None
+        return p.call(node.target, size(p, node), *node.args[1:], **{k: v for k, v in node.kwargs.items() if k != "dtype"})
+
     def typed(p, node):
-        """From a real tensor or another complex type, or to a real one."""
+        """From a real tensor or another complex type, or to a real one, which takes the real part."""
+        dtype = node.meta["val"].dtype
+        if dtype == torch.bool:
+            return p.call(aten.any.dim, p.call(aten.ne.Scalar, p.pair(node.args[0]), 0), -1)
+        if not dtype.is_complex:
+            return p.call(aten._to_copy.default, p.call(aten.select.int, p.pair(node.args[0]), -1, 0), dtype=dtype)
+        real = torch.float64 if dtype == torch.complex128 else torch.float32
         pair = p.pair(node.args[0])
-        return pair if _is_complex(torch, node) else p.call(aten.select.int, pair, -1, 0)
+        same_type = pair.meta["val"].dtype == real
+        return pair if same_type and node.args[0] in p.of else p.call(aten._to_copy.default, pair, dtype=real)
 
     def written(p, node):
         return p.call(aten.copy_.default, p.of[node.args[0]], p.pair(node.args[1])) if node.args[0] in p.of else None
+
+    def filled_in(p, node):
+        x, value = node.args[0], node.args[1] if len(node.args) > 1 else 0
+        return p.call(aten.copy_.default, p.of[x], p.pair(value)) if x in p.of else None
+
+    def put(p, node):
+        x, places, values, *rest = node.args
+        return p.call(node.target, p.of[x], places, p.pair(values), *rest) if x in p.of else None
 
     def item(p, node):
         return p.call(operator.getitem, p.of[node.args[0]], node.args[1]) if node.args[0] in p.of else None
@@ -369,6 +454,20 @@ def _rules(torch):
         aten.angle.default: angle,
         aten.exp.default: exponential,
         aten.where.self: chosen,
+        aten.where.ScalarOther: chosen,
+        aten.where.ScalarSelf: chosen,
+        aten.masked_fill.Scalar: masked,
+        aten.masked_fill.Tensor: masked,
+        aten.masked_fill_.Scalar: masked_in,
+        aten.masked_fill_.Tensor: masked_in,
+        aten.gather.default: gathered,
+        aten.squeeze.default: narrowed,
+        aten.dot.default: dotted,
+        aten.vdot.default: dotted,
+        aten.linear.default: linear,
+        aten.linalg_norm.default: lengths,
+        aten.linalg_vector_norm.default: lengths,
+        aten.cumsum.default: by_axis(1),
         aten.constant_pad_nd.default: padded,
         aten.pad.default: padded,
         aten.flip.default: flipped,
@@ -381,6 +480,7 @@ def _rules(torch):
         aten.numpy_T.default: turned,
         aten.mT.default: matrices_turned,
         aten.mH.default: turned_over,
+        aten.matrix_H.default: turned_over,
         aten.adjoint.default: turned_over,
         aten.unsqueeze.default: by_axis(1, 1),
         aten.squeeze.dim: by_axis(1),
@@ -396,7 +496,13 @@ def _rules(torch):
         aten.index.Tensor: same,
         aten.neg.default: same,
         aten.detach.default: same,
+        aten.detach_.default: lambda p, node: p.call(aten.detach.default, p.of[node.args[0]]),
         aten.copy_.default: written,
+        aten.fill_.Scalar: filled_in,
+        aten.fill_.Tensor: filled_in,
+        aten.zero_.default: filled_in,
+        aten.index_put.default: put,
+        aten.index_put_.default: put,
         aten.mean.default: summed,
         aten.mean.dim: summed,
         aten.sum.default: summed,
@@ -406,8 +512,8 @@ def _rules(torch):
         aten.mul.Tensor: multiplied,
         aten.div.Tensor: divided,
         aten.reciprocal.default: inverted,
-        aten.square.default: squared,
-        aten.pow.Tensor_Scalar: squared,
+        aten.square.default: raised,
+        aten.pow.Tensor_Scalar: raised,
         aten.conj_physical.default: conjugate,
         aten._conj.default: conjugate,
         aten.conj.default: conjugate,
@@ -422,12 +528,17 @@ def _rules(torch):
         aten.zeros_like.default: filled(0.0),
         aten.ones_like.default: filled(1.0),
         aten.new_zeros.default: filled(0.0),
+        aten.full.default: filled(None),
+        aten.full_like.default: filled(None),
         aten.repeat.default: repeated,
         operator.getitem: item,
     }
+    for op in (aten.expand_as, aten.reshape_as, aten.view_as):
+        rules[op.default] = shaped
     for op in (aten.view, aten.reshape, aten.expand):
         rules[op.default] = sized
-    for op in (aten.clone.default, aten.contiguous.default, aten.alias.default, aten.lift_fresh_copy.default):
+    rules[aten.alias.default] = itself
+    for op in (aten.clone.default, aten.contiguous.default, aten.lift_fresh_copy.default):
         rules[op] = copied
     for op in (aten.to.dtype, aten._to_copy.default, aten.type_as.default):
         rules[op] = typed

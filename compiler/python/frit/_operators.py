@@ -32,6 +32,22 @@ def operators(scatter_reduce, distance):
     def hypot(self: TFloat, other: TFloat) -> TFloat:
         return onnx.Sqrt(onnx.Add(onnx.Mul(self, self), onnx.Mul(other, other)))
 
+    def atan2(self: TFloat, other: TFloat) -> TFloat:
+        # Of the quotient that is at most 1, so that no gradient is infinite; the exporter divides by `other`.
+        none, one = number(0, self), number(1, self)
+        is_steep = onnx.Greater(onnx.Abs(self), onnx.Abs(other))
+        small, large = onnx.Where(is_steep, other, self), onnx.Where(is_steep, self, other)
+        is_origin = onnx.Equal(large, none)
+        small, large = onnx.Where(is_origin, none, small), onnx.Where(is_origin, one, large)
+        angle = onnx.Atan(onnx.Div(small, large))
+        is_below = onnx.Less(self, none)
+
+        def signed(value):
+            return onnx.Where(is_below, number(-value, self), number(value, self))
+
+        turn = onnx.Where(onnx.Less(other, none), signed(math.pi), none)
+        return onnx.Where(is_steep, onnx.Sub(signed(math.pi / 2), angle), onnx.Add(angle, turn))
+
     # Where Stirling's series has the digits of f32.
     SHIFT = 7
 
@@ -266,6 +282,7 @@ def operators(scatter_reduce, distance):
 
     aten = torch.ops.aten
     found = {
+        aten.atan2.default: atan2,
         aten.hypot.default: hypot,
         aten.lgamma.default: lgamma,
         aten.special_log_ndtr.default: log_ndtr,

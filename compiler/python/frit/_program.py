@@ -179,7 +179,7 @@ def _region(torch, node):
 
 def _is_float(torch, node):
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _detach_regions(torch, program):
@@ -200,6 +200,7 @@ def _rewrite(torch, graph):
     checks = {aten._assert_scalar.default, aten._assert_async.default, aten._assert_async.msg}
     checks.add(aten._assert_tensor_metadata.default)
     unchecked = _linalg.checks(torch)
+    drawn = {aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor}
     for node in list(graph.nodes):
         operands = node.all_input_nodes
         if node.target in (aten.embedding.default, aten.embedding_bag.default) and node.args[3:4] == (True,):
@@ -214,6 +215,11 @@ def _rewrite(torch, graph):
             with graph.inserting_before(node):
                 wide = _call(graph, aten._to_copy.default, (operands[0],), value, {"dtype": value.dtype})
             node.replace_input_with(operands[0], wide)
+        elif node.target in drawn:
+            # What is drawn has no gradient.
+            with graph.inserting_before(node):
+                for operand in operands:
+                    node.replace_input_with(operand, _call(graph, aten.detach.default, (operand,), operand.meta["val"]))
         elif node.target in unchecked:
             value = node.meta["val"]
             info = torch.empty(value.shape[:-2], dtype=torch.int32, device="meta")

@@ -98,6 +98,7 @@ def operators(torch):
         "log_ndtr": lambda x: torch.special.log_ndtr(8 * x - 10),
         # Of nothing, whose gradient is nothing.
         "lengths": lambda x: (x * 0).norm(dim=1)[:, None] + x.norm(3, dim=1)[:, None] + (x * 0).std(1)[:, None] + x.std(0, correction=0),
+        "angles": lambda x: torch.atan2(x, x.roll(1, 0) * (x > 0)) + torch.atan2(x.abs() + 1, x * 0) + torch.normal(x * 0, x.abs() * 0),
         "averaged": averaged,
         "covariant": lambda x: torch.cov(x.T, correction=0) + x[:, 0].cov() + torch.corrcoef(x.T) + x[:, 1].corrcoef(),
         "combined": lambda x: torch.combinations(x[0], 3, with_replacement=True).prod(1) + torch.combinations(x[:4, 0]).sum(),
@@ -125,7 +126,7 @@ def operators(torch):
     }
 
 
-OPERATORS = "lengths covariant combined powers sloped averaged enlarged counted spread log_ndtr drawn hypot gamma_small gamma_large gamma_negative erfinv quantile_like extremes searched"
+OPERATORS = "angles lengths covariant combined powers sloped averaged enlarged counted spread log_ndtr drawn hypot gamma_small gamma_large gamma_negative erfinv quantile_like extremes searched"
 OPERATORS += " distances pooled_1 pooled_2 pooled_3 reduced_mean reduced_amax reduced_prod bag_sum bag_mean bag_max gaussian gaussian_clamped"
 
 

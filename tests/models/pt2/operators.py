@@ -106,7 +106,7 @@ IMAGE = {
 SPECIAL = {
     **{n: (lambda f, g, i, b, n=n: getattr(torch, n)(f, g)) for n in "atan2 hypot copysign fmax fmin logaddexp logaddexp2 ldexp isclose heaviside".split()},
     **{n: (lambda f, g, i, b, n=n: getattr(torch, n)(f)) for n in "signbit sinc deg2rad rad2deg isposinf isneginf nan_to_num".split()},
-    "atan2_axes": lambda f, g, i, b: torch.atan2(f.sign() * (i % 3 - 1), i % 3 - 1.0), "nan_some": lambda f, g, i, b: (f / (i - 3.0)).nan_to_num(posinf=7.0),
+    "atan2_axes": lambda f, g, i, b: torch.atan2(f.sign() * (i % 3 - 1), i % 3 - 1.0), "atan2_none": lambda f, g, i, b: torch.atan2(f.relu(), -f * 0 + f.relu()), "logaddexp_none": lambda f, g, i, b: torch.logaddexp(torch.where(b, f, -float("inf")), torch.where(b, g, -float("inf"))), "norm_negative": lambda f, g, i, b: torch.linalg.vector_norm(f.relu(), -1, 1), "isin_one": lambda f, g, i, b: torch.isin(i, 3), "std_none": lambda f, g, i, b: (f * 0).std(1), "nan_some": lambda f, g, i, b: (f / (i - 3.0)).nan_to_num(posinf=7.0),
     "fmax_nan": lambda f, g, i, b: torch.fmax(torch.where(b, f, float("nan")), g), "logit": lambda f, g, i, b: torch.logit(f.sigmoid(), 0.2),
     "xlog1py": lambda f, g, i, b: torch.special.xlog1py(f.relu(), g), "ndtr": lambda f, g, i, b: torch.special.ndtr(f),
     "softplus_low": lambda f, g, i, b: F.softplus(f, 2.0, 0.5), "round_two": lambda f, g, i, b: f.round(decimals=2), "round_ten": lambda f, g, i, b: (f * 30).round(decimals=-1),

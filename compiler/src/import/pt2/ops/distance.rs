@@ -4,7 +4,7 @@ use super::super::call::{Call, Fault, Outcome, unsupported};
 use super::super::schema::Argument;
 use super::super::translate::Tensor;
 use super::loss::reduced;
-use super::reduction::{cosine_of, norm_of};
+use super::reduction::norm_of;
 use super::{Convert, one};
 
 pub(super) const OPERATORS: &[(&str, Convert)] = &[
@@ -23,7 +23,7 @@ pub(super) const OPERATORS: &[(&str, Convert)] = &[
         let margin = c.float("margin", 1.0)?;
         let [zero, more, margin] = [0.0, 1.0, margin].map(|n| c.number(x.dtype, n));
         let away = c.add("Sub", &[&margin, &x.name]);
-        let away = c.add("Max", &[&away, &zero]);
+        let away = c.add("Clip", &[&away, &zero]);
         // A target of 1 or −1.
         let target = c.cast(&y.name, y.dtype, x.dtype);
         let is_near = c.add("Equal", &[&target, &more]);
@@ -51,7 +51,7 @@ pub(super) const OPERATORS: &[(&str, Convert)] = &[
         let away = c.add("Sub", &[&b.name, &a.name]);
         let losses = c.add("Mul", &[&target, &away]);
         let losses = c.add("Add", &[&losses, &margin]);
-        let losses = c.add("Max", &[&losses, &zero]);
+        let losses = c.add("Clip", &[&losses, &zero]);
         reduced(c, losses)
     }),
     ("pairwise_distance", |c| {
@@ -115,12 +115,23 @@ fn cosine_embedding(c: &mut Call<'_>) -> Outcome {
     }
     let margin = c.float("margin", 0.0)?;
     let [zero, more, margin] = [0.0, 1.0, margin].map(|n| c.number(a.dtype, n));
-    let cosine = cosine_of(c, &a, &b, 1e-8, &[-1]);
+    // x·y / √((|x|² + ε) (|y|² + ε))
+    let eps = c.number(a.dtype, 1e-12);
+    let squares = |c: &mut Call<'_>, x: &str, y: &str| {
+        let products = c.add("Mul", &[x, y]);
+        c.reduce("ReduceSum", &products, &[-1], false)
+    };
+    let product = squares(c, &a.name, &b.name);
+    let (own, other) = (squares(c, &a.name, &a.name), squares(c, &b.name, &b.name));
+    let (own, other) = (c.add("Add", &[&own, &eps]), c.add("Add", &[&other, &eps]));
+    let size = c.add("Mul", &[&own, &other]);
+    let size = c.add("Sqrt", &[&size]);
+    let cosine = c.add("Div", &[&product, &size]);
     let target = c.cast(&y.name, y.dtype, a.dtype);
     let is_like = c.add("Equal", &[&target, &more]);
     let like = c.add("Sub", &[&more, &cosine]);
     let other = c.add("Sub", &[&cosine, &margin]);
-    let other = c.add("Max", &[&other, &zero]);
+    let other = c.add("Clip", &[&other, &zero]);
     let losses = c.add("Where", &[&is_like, &like, &other]);
     reduced(c, losses)
 }
@@ -138,6 +149,6 @@ fn triplet(c: &mut Call<'_>) -> Outcome {
     let (zero, margin) = (c.number(a.dtype, 0.0), c.number(a.dtype, margin));
     let losses = c.add("Sub", &[&near, &far]);
     let losses = c.add("Add", &[&losses, &margin]);
-    let losses = c.add("Max", &[&losses, &zero]);
+    let losses = c.add("Clip", &[&losses, &zero]);
     reduced(c, losses)
 }

@@ -21,7 +21,9 @@ pub(super) const OPERATORS: &[(&str, Convert)] = &[
     ("index_put", index_put),
     ("index_select", index_select),
     ("isin", |c| {
-        let (x, all) = (c.operand("elements")?, c.operand("test_elements")?);
+        let name = |many, one| if c.argument(many).is_some() { many } else { one };
+        let names = (name("elements", "element"), name("test_elements", "test_element"));
+        let (x, all) = (c.operand(names.0)?, c.operand(names.1)?);
         let (a, b) = (x.weighted(), all.weighted());
         let dtype = promoted(&[a, b]);
         let (x, all) = (c.operand_as(&x, dtype), c.operand_as(&all, dtype));

@@ -3,7 +3,7 @@
 use super::super::call::{Call, Fault, Operand, Outcome, Scalar, float, int, unsupported};
 use super::super::dtype::{BOOL, F32, I64};
 use super::super::translate::Int;
-use super::{Convert, one};
+use super::{Convert, detached, one};
 
 pub(super) const OPERATORS: &[(&str, Convert)] = &[
     ("alpha_dropout", |c| alpha_dropout(c, false)),
@@ -141,7 +141,9 @@ fn normal(c: &mut Call<'_>) -> Outcome {
     let shape = c.add("Add", &[&mean, &std]);
     let y = c.with("RandomNormalLike", &[&shape], vec![]);
     let y = c.add("Mul", &[&y, &std]);
-    one(c.add("Add", &[&y, &mean]))
+    let y = c.add("Add", &[&y, &mean]);
+    // PyTorch has no gradient of what is drawn.
+    one(detached(c, &y))
 }
 
 /// Ones with the probabilities of the operand, or with one probability.

@@ -235,6 +235,7 @@ pub(super) fn norm_of(
         return c.reduce("ReduceSum", &counted, axes, keep);
     }
     // Powers of zero have no gradient that is finite.
+    let is_negative = order < 0.0;
     let [order, root] = [order, 1.0 / order].map(|n| c.number(x.dtype, n));
     let safe = c.add("Where", &[&is_zero, &more, &size]);
     let power = c.add("Pow", &[&safe, &order]);
@@ -243,7 +244,14 @@ pub(super) fn norm_of(
     let is_zero = c.add("Equal", &[&sum, &zero]);
     let safe = c.add("Where", &[&is_zero, &more, &sum]);
     let y = c.add("Pow", &[&safe, &root]);
-    c.add("Where", &[&is_zero, &zero, &y])
+    let y = c.add("Where", &[&is_zero, &zero, &y]);
+    if !is_negative {
+        return y;
+    }
+    // A zero among them is an infinite power.
+    let least = c.reduce("ReduceMin", &size, axes, keep);
+    let some = c.add("Greater", &[&least, &zero]);
+    c.add("Where", &[&some, &y, &zero])
 }
 
 /// The sum, or mean, of what is a number.
@@ -305,13 +313,7 @@ fn cosine(c: &mut Call<'_>) -> Outcome {
 }
 
 /// The product, over axes, of two directions.
-pub(super) fn cosine_of(
-    c: &mut Call<'_>,
-    x: &Tensor,
-    y: &Tensor,
-    eps: f64,
-    axes: &[i64],
-) -> String {
+fn cosine_of(c: &mut Call<'_>, x: &Tensor, y: &Tensor, eps: f64, axes: &[i64]) -> String {
     let eps = c.number(x.dtype, eps);
     let (mut x_name, mut y_name) = (x.name.clone(), y.name.clone());
     if x.dims != y.dims {

@@ -45,14 +45,14 @@ pub(super) const OPERATORS: &[(&str, Convert)] = &[
         one(c.add("Mul", &[&x, &power]))
     }),
     ("logaddexp", |c| {
-        let (a, b, _) = floats(c)?;
-        one(log_add_exp(c, &a, &b))
+        let (a, b, d) = floats(c)?;
+        one(log_add_exp(c, &a, &b, d))
     }),
     ("logaddexp2", |c| {
         let (a, b, d) = floats(c)?;
         let ln2 = c.number(d, LN_2);
         let (a, b) = (c.add("Mul", &[&a, &ln2]), c.add("Mul", &[&b, &ln2]));
-        let y = log_add_exp(c, &a, &b);
+        let y = log_add_exp(c, &a, &b, d);
         one(c.add("Div", &[&y, &ln2]))
     }),
     ("logit", logit),
@@ -71,9 +71,11 @@ pub(super) const OPERATORS: &[(&str, Convert)] = &[
     ("special_sinc", sinc),
     ("special_xlog1py", |c| {
         let (x, y, d) = floats(c)?;
-        let (zero, more) = (c.number(d, 0.0), c.number(d, 1.0));
-        let is_zero = c.add("Equal", &[&x, &zero]);
-        let safe = c.add("Where", &[&is_zero, &zero, &y]);
+        let [zero, more, least] = [0.0, 1.0, -1.0].map(|n| c.number(d, n));
+        let (is_zero, is_least) =
+            (c.add("Equal", &[&x, &zero]), c.add("LessOrEqual", &[&y, &least]));
+        let is_undefined = c.add("And", &[&is_zero, &is_least]);
+        let safe = c.add("Where", &[&is_undefined, &zero, &y]);
         let safe = c.add("Add", &[&safe, &more]);
         let log = c.add("Log", &[&safe]);
         one(c.add("Mul", &[&x, &log]))
@@ -108,6 +110,7 @@ fn atan2(c: &mut Call<'_>) -> Outcome {
     let (small, large) =
         (c.add("Where", &[&is_steep, &x, &y]), c.add("Where", &[&is_steep, &y, &x]));
     let is_origin = c.add("Equal", &[&large, &zero]);
+    let small = c.add("Where", &[&is_origin, &zero, &small]);
     let large = c.add("Where", &[&is_origin, &more, &large]);
     let quotient = c.add("Div", &[&small, &large]);
     let angle = c.add("Atan", &[&quotient]);
@@ -169,9 +172,13 @@ fn infinite(c: &mut Call<'_>, above: bool) -> Outcome {
 }
 
 /// `ln(eᵃ + eᵇ)`
-fn log_add_exp(c: &mut Call<'_>, a: &str, b: &str) -> String {
+fn log_add_exp(c: &mut Call<'_>, a: &str, b: &str, d: Dtype) -> String {
     let most = c.add("Max", &[a, b]);
+    // Two that are infinite are not apart.
+    let same = c.add("Equal", &[a, b]);
     let away = c.add("Sub", &[a, b]);
+    let zero = c.number(d, 0.0);
+    let away = c.add("Where", &[&same, &zero, &away]);
     let away = c.add("Abs", &[&away]);
     let away = c.add("Neg", &[&away]);
     let more = c.add("Softplus", &[&away]);
