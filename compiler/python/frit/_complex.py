@@ -278,11 +278,7 @@ def _rules(torch):
 
     def product(p, a, b):
         """Of two in parts."""
-        (ar, ai), (br, bi) = (a, b) if a[1] is not None else (b, a)
-        if bi is None:
-            return p.joined(times(p, ar, br), times(p, ai, br))
-        real = p.call(aten.sub.Tensor, times(p, ar, br), times(p, ai, bi))
-        return p.joined(real, p.call(aten.add.Tensor, times(p, ar, bi), times(p, ai, br)))
+        return by_parts(p, a, b, lambda x, y: times(p, x, y))
 
     def multiplied(p, node):
         return product(p, *(p.parts(x) for x in node.args[:2]))
@@ -350,9 +346,7 @@ def _rules(torch):
         return p.joined(real, p.call(aten.neg.default, imaginary))
 
     def turned_over(p, node):
-        real, imaginary = p.parts(node.args[0])
-        pair = p.joined(real, p.call(aten.neg.default, imaginary))
-        n = rank(p, node)
+        pair, n = conjugate(p, node), rank(p, node)
         return p.call(aten.transpose.int, pair, n - 2, n - 1) if n > 1 else pair
 
     def exponential(p, node):
@@ -360,8 +354,7 @@ def _rules(torch):
         return polar_of(p, p.call(aten.exp.default, real), imaginary)
 
     def polar_of(p, size, angle):
-        times = aten.mul.Tensor
-        return p.joined(*(p.call(times, size, p.call(f, angle)) for f in (aten.cos.default, aten.sin.default)))
+        return p.joined(*(times(p, size, p.call(f, angle)) for f in (aten.cos.default, aten.sin.default)))
 
     def made(p, node):
         a, b = node.args

@@ -51,12 +51,15 @@ def operators():
 
         return translated
 
-    def sizes_by(factors, image, aligned):
-        """The sizes, which the exporter computes in f32; corners are aligned by them, which are whole, not by factors."""
+    def by_sizes(size, factors, image, aligned):
+        """Size and factors of a result: the size alone, which the exporter computes in f32, where factors give it in whole numbers.
+        Corners are aligned by sizes, not by factors."""
+        if factors is None:
+            return size, factors
         exact = [n * factor for n, factor in zip(image, factors)]
         if not aligned and any(abs(n - round(n)) >= 1e-9 * n for n in exact):
-            return None
-        return onnx.Constant(value_ints=[math.floor(n + 1e-9) for n in exact])
+            return size, factors
+        return onnx.Constant(value_ints=[math.floor(n + 1e-9) for n in exact]), None
 
     def resized(plain):
         def translated(
@@ -65,11 +68,8 @@ def operators():
             align_corners: bool,
             scale_factors: Optional[Sequence[float]] = None,
         ) -> TReal:
-            if scale_factors is not None:
-                sizes = sizes_by(scale_factors, self.shape[2:], align_corners)
-                if sizes is not None:
-                    output_size, scale_factors = sizes, None
-            return plain(self, output_size, align_corners, scale_factors)
+            size, factors = by_sizes(output_size, scale_factors, self.shape[2:], align_corners)
+            return plain(self, size, align_corners, factors)
 
         return translated
 
@@ -78,11 +78,8 @@ def operators():
         output_size: Optional[Sequence[int]] = None,
         scale_factors: Optional[Sequence[float]] = None,
     ) -> TReal:
-        if scale_factors is not None:
-            sizes = sizes_by(scale_factors, input.shape[2:], False)
-            if sizes is not None:
-                output_size, scale_factors = sizes, None
-        return nn.aten_upsample_nearestnd_vec(input, output_size, scale_factors)
+        size, factors = by_sizes(output_size, scale_factors, input.shape[2:], False)
+        return nn.aten_upsample_nearestnd_vec(input, size, factors)
 
     aten = torch.ops.aten
     return {
