@@ -130,6 +130,22 @@ OPERATORS = "angles lengths covariant combined powers sloped averaged enlarged c
 OPERATORS += " distances pooled_1 pooled_2 pooled_3 reduced_mean reduced_amax reduced_prod bag_sum bag_mean bag_max gaussian gaussian_clamped"
 
 
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True, "batch_first": True}, {"bias": False}])
+def test_an_lstm_may_project_its_state(torch, options):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = torch.nn.LSTM(6, 5, proj_size=3, **options)
+
+        def forward(self, x):
+            y, (hidden, cell) = self.a(x)
+            return {"loss": y.square().mean() + hidden.mean() + cell.square().mean()}
+
+    torch.manual_seed(0)
+    _, *compared = trained(torch, Model(), {"x": torch.randn(4, 5, 6)})
+    check(*compared, rel=1e-5)
+
+
 @pytest.mark.parametrize("name", OPERATORS.split())
 def test_operators_without_an_onnx_form_are_those_of_torch(torch, name):
     function = operators(torch)[name]

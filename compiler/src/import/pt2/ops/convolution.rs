@@ -71,14 +71,18 @@ fn pads(c: &Call<'_>, n: usize, w: &Tensor, dilations: &[i64]) -> Result<Vec<i64
     }
 }
 
+/// The strides of a window. Without any the windows lie side by side.
+pub(super) fn strides(c: &Call<'_>, n: usize, kernel: &[i64]) -> Result<Vec<i64>, Fault> {
+    match c.ints("stride")?.unwrap_or_default().is_empty() {
+        true => Ok(kernel.to_vec()),
+        false => c.per_axis("stride", n, 1),
+    }
+}
+
 /// A window that slides over the last `n` axes.
 pub(super) fn window(c: &Call<'_>, n: usize, dilates: bool) -> Result<Vec<AttributeProto>, Fault> {
     let kernel = c.per_axis("kernel_size", n, 1)?;
-    // Without a stride the windows lie side by side.
-    let strides = match c.ints("stride")?.unwrap_or_default().is_empty() {
-        true => kernel.clone(),
-        false => c.per_axis("stride", n, 1)?,
-    };
+    let strides = strides(c, n, &kernel)?;
     let pads = c.per_axis("padding", n, 0)?;
     let mut attributes = vec![
         ints("kernel_shape", &kernel),

@@ -10,17 +10,20 @@ pub(super) const OPERATORS: &[(&str, Convert)] = &[
     ("cartesian_prod", cartesian_prod),
     ("cat", cat),
     ("column_stack", |c| {
-        let list = deepened(c, &[&[0, 1], &[1]])?;
+        let list = c.tensors("tensors")?;
+        let list = deepened(c, list, &[&[0, 1], &[1]]);
         join(c, &list, 1)
     }),
     ("concat", cat),
     ("concatenate", cat),
     ("dstack", |c| {
-        let list = deepened(c, &[&[0, 1, 2], &[0, 2], &[2]])?;
+        let list = c.tensors("tensors")?;
+        let list = deepened(c, list, &[&[0, 1, 2], &[0, 2], &[2]]);
         join(c, &list, 2)
     }),
     ("hstack", |c| {
-        let list = deepened(c, &[&[0]])?;
+        let list = c.tensors("tensors")?;
+        let list = deepened(c, list, &[&[0]]);
         let axis = i64::from(list.first().is_some_and(|t| t.dims.len() > 1));
         join(c, &list, axis)
     }),
@@ -35,9 +38,8 @@ fn common(list: &[Tensor]) -> Dtype {
     promoted(&list.iter().map(|t| (t.dtype, Weight::Tensor)).collect::<Vec<_>>())
 }
 
-/// The tensors of the call, one of `n` axes with the new ones in `axes[n]`.
-fn deepened(c: &mut Call<'_>, axes: &[&[i64]]) -> Result<Vec<Tensor>, Fault> {
-    let mut list = c.tensors("tensors")?;
+/// Tensors, one of `n` axes with the new ones in `axes[n]`.
+pub(super) fn deepened(c: &mut Call<'_>, mut list: Vec<Tensor>, axes: &[&[i64]]) -> Vec<Tensor> {
     for t in &mut list {
         if let Some(new) = axes.get(t.dims.len()) {
             t.name = c.unsqueeze(&t.name, new);
@@ -46,11 +48,12 @@ fn deepened(c: &mut Call<'_>, axes: &[&[i64]]) -> Result<Vec<Tensor>, Fault> {
             }
         }
     }
-    Ok(list)
+    list
 }
 
 fn vstack(c: &mut Call<'_>) -> Outcome {
-    let list = deepened(c, &[&[0, 1], &[0]])?;
+    let list = c.tensors("tensors")?;
+    let list = deepened(c, list, &[&[0, 1], &[0]]);
     join(c, &list, 0)
 }
 
@@ -88,7 +91,8 @@ fn stack(c: &mut Call<'_>) -> Outcome {
 
 /// Each matrix right of and below the one before, among zeros.
 fn block_diag(c: &mut Call<'_>) -> Outcome {
-    let list = deepened(c, &[&[0, 1], &[0]])?;
+    let list = c.tensors("tensors")?;
+    let list = deepened(c, list, &[&[0, 1], &[0]]);
     let dtype = common(&list);
     let widths: Option<Vec<i64>> = list.iter().map(|t| t.dims.get(1).copied().flatten()).collect();
     let Some(widths) = widths else { return unsupported("blocks of dynamic size") };

@@ -4,6 +4,7 @@ use super::super::call::{Call, Fault, Outcome, int, numel, text, unsupported};
 use super::super::dtype::BOOL;
 use super::super::symbols::{self, Function};
 use super::super::translate::{Int, Tensor, result_names};
+use super::join::deepened;
 use super::{Convert, one};
 
 pub(super) const OPERATORS: &[(&str, Convert)] = &[
@@ -253,11 +254,7 @@ fn at_least(c: &mut Call<'_>, axes: &[&[i64]]) -> Outcome {
         "Sequence" => c.tensors("tensors")?,
         _ => vec![c.tensor("self")?],
     };
-    let of = |t: Tensor| match axes.get(t.dims.len()) {
-        Some(new) => c.unsqueeze(&t.name, new),
-        None => t.name,
-    };
-    Ok(list.into_iter().map(of).collect())
+    Ok(deepened(c, list, axes).into_iter().map(|t| t.name).collect())
 }
 
 fn t(c: &mut Call<'_>) -> Outcome {

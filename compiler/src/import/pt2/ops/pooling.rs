@@ -3,7 +3,7 @@
 use super::super::call::{Call, Fault, MAX_PLACES, Outcome, int, ints, numel, unsupported};
 use super::super::dtype::F32;
 use super::super::translate::{Tensor, result_names};
-use super::convolution::window;
+use super::convolution::{strides, window};
 use super::{Convert, one};
 use crate::import::onnx::messages::AttributeProto;
 
@@ -83,10 +83,7 @@ fn average(c: &mut Call<'_>, n: usize) -> Outcome {
 fn divided(c: &mut Call<'_>, n: usize, divisor: i64) -> Outcome {
     let x = c.tensor("self")?;
     let kernel = c.per_axis("kernel_size", n, 1)?;
-    let strides = match c.ints("stride")?.unwrap_or_default()[..] {
-        [] => kernel.clone(),
-        _ => c.per_axis("stride", n, 1)?,
-    };
+    let strides = strides(c, n, &kernel)?;
     let (pads, ceil) = (c.per_axis("padding", n, 0)?, c.bool("ceil_mode", false)?);
     if kernel.iter().chain(&strides).chain(&pads).any(|n| !(0..=MAX_PLACES).contains(n)) {
         return Err(Fault::Damaged(format!("windows of {kernel:?}, {strides:?} apart")));
