@@ -17,16 +17,34 @@ const EXCLUDED: f64 = -1e4;
 /// The sum of this and a score is this: −∞ does as well.
 pub(crate) const LOWEST: f64 = -1e30;
 
+/// Integers up to this are floats of 32 bits.
+const EXACT: i64 = 1 << 24;
+
 const LITERAL: &str = "literal";
 
-/// Adds a number to a sum, and its size to that of the sizes.
-fn add(to: &mut (f64, f64), x: f64) {
-    *to = (to.0 + x, to.1 + x.abs());
+/// A sum of numbers.
+#[derive(Clone, Copy, Default)]
+struct Total {
+    sum: f64,
+    /// The sum of their sizes.
+    size: f64,
+    /// Whether one of them is no whole number.
+    rounds: bool,
 }
 
-/// Whether nothing is left of numbers with this sum, and this sum of their sizes.
-fn cancels((sum, size): (f64, f64)) -> bool {
-    sum.abs() <= SAME_NUMBER * size
+impl Total {
+    fn add(&mut self, x: f64) {
+        *self = Total {
+            sum: self.sum + x,
+            size: self.size + x.abs(),
+            rounds: self.rounds || x.fract() != 0.0,
+        };
+    }
+
+    /// Whether nothing is left: exactly of whole numbers, else within rounding.
+    fn cancels(self) -> bool {
+        self.sum == 0.0 || self.rounds && self.sum.abs() <= SAME_NUMBER * self.size
+    }
 }
 
 impl Terms {
@@ -115,31 +133,32 @@ impl Terms {
     /// Σ factor·term + constant.
     pub(crate) fn sum(&mut self, parts: &[(TermId, f64)], constant: f64) -> TermId {
         // Of each term the sum of its factors, and of their sizes.
-        let mut collected: BTreeMap<TermId, (f64, f64)> = BTreeMap::new();
-        let mut total = (constant, constant.abs());
+        let mut collected: BTreeMap<TermId, Total> = BTreeMap::new();
+        let mut total = Total::default();
+        total.add(constant);
         for &(part, factor) in parts {
             if factor == 0.0 {
                 continue;
             }
             match self.get(part) {
-                Term::Number(x) => add(&mut total, factor * x.value()),
+                Term::Number(x) => total.add(factor * x.value()),
                 Term::Sum(inner, c) => {
-                    add(&mut total, factor * c.value());
+                    total.add(factor * c.value());
                     for (t, f) in inner.iter() {
-                        add(collected.entry(*t).or_default(), factor * f.value());
+                        collected.entry(*t).or_default().add(factor * f.value());
                     }
                 }
-                _ => add(collected.entry(part).or_default(), factor),
+                _ => collected.entry(part).or_default().add(factor),
             }
         }
-        if total.1.is_infinite() {
-            return self.constant(total.0);
+        if total.size.is_infinite() {
+            return self.constant(total.sum);
         }
-        let constant = if cancels(total) { 0.0 } else { total.0 };
+        let constant = if total.cancels() { 0.0 } else { total.sum };
         let mut sum: Vec<(TermId, Number)> = vec![];
         for (term, factor) in collected {
-            if !cancels(factor) {
-                let factor = self.number(factor.0);
+            if !factor.cancels() {
+                let factor = self.number(factor.sum);
                 sum.push((term, factor));
             }
         }
@@ -194,7 +213,7 @@ impl Terms {
     /// Π termᵉ.
     pub(crate) fn product(&mut self, factors: &[(TermId, f64)]) -> TermId {
         // Of each factor the sum of its exponents, and of their sizes.
-        let mut exponents: BTreeMap<TermId, (f64, f64)> = BTreeMap::new();
+        let mut exponents: BTreeMap<TermId, Total> = BTreeMap::new();
         let mut number = 1.0;
         let mut open: Vec<(TermId, f64)> = factors.to_vec();
         while let Some((factor, exponent)) = open.pop() {
@@ -214,17 +233,17 @@ impl Terms {
                         other => other,
                     };
                     if rest == factor || (content < 0.0 && exponent.fract() != 0.0) {
-                        add(exponents.entry(factor).or_default(), exponent);
+                        exponents.entry(factor).or_default().add(exponent);
                     } else {
                         number *= content.powf(exponent);
                         open.push((rest, exponent));
                     }
                 }
-                _ => add(exponents.entry(factor).or_default(), exponent),
+                _ => exponents.entry(factor).or_default().add(exponent),
             }
         }
-        let kept = exponents.into_iter().filter(|(_, exponent)| !cancels(*exponent));
-        let mut collected: BTreeMap<TermId, f64> = kept.map(|(t, (sum, _))| (t, sum)).collect();
+        let kept = exponents.into_iter().filter(|(_, exponent)| !exponent.cancels());
+        let mut collected: BTreeMap<TermId, f64> = kept.map(|(t, total)| (t, total.sum)).collect();
         if number == 0.0 {
             return self.constant(0.0);
         }
@@ -379,7 +398,8 @@ impl Terms {
             // Even powers are also those of negative numbers.
             let is_even = exponent.value() % 2.0 == 0.0;
             let (log, exponent) = match self.get(factor).clone() {
-                Term::Number(_) => continue,
+                // An infinity.
+                Term::Number(_) => return self.apply("log", &[a]),
                 Term::Apply(f, operands) if f.name == "exp" => (operands[0], exponent.value()),
                 _ if is_even && !self.all_positive(&[(factor, exponent)]) => {
                     let power = self.power(factor, exponent.value());
@@ -390,6 +410,33 @@ impl Terms {
             parts.push((log, exponent));
         }
         self.sum(&parts, content.ln())
+    }
+
+    /// The float that an integer is cast to: the same real number, but rounded, so comparisons of both may differ. Constants and the
+    /// indices of axes are exact.
+    pub(crate) fn to_float(&mut self, a: TermId) -> TermId {
+        let exact = |t: &Terms, ix: Ix| {
+            let (low, high) = t.range(ix);
+            -EXACT <= low && high <= EXACT
+        };
+        match self.get(a).clone() {
+            Term::Number(_) => a,
+            Term::Index(ix) if exact(self, ix) => a,
+            _ if self.is_truth(a) => a,
+            Term::Sum(parts, constant) => {
+                let parts: Vec<(TermId, f64)> =
+                    parts.iter().map(|(t, f)| (self.to_float(*t), f.value())).collect();
+                self.sum(&parts, constant.value())
+            }
+            Term::Product(factors) if factors.iter().any(|f| self.is_truth_factor(f)) => {
+                let (truths, others): (Vec<_>, Vec<_>) =
+                    factors.iter().partition(|f| self.is_truth_factor(f));
+                let (truths, others) = (self.some_of(&truths), self.some_of(&others));
+                let others = self.to_float(others);
+                self.mul(truths, others)
+            }
+            _ => self.apply("to_float", &[a]),
+        }
     }
 
     /// 1 − a, of a truth value.

@@ -5,7 +5,7 @@ use crate::reading::{Ranks, Reading};
 use crate::term::{Algebra, TermId, Terms};
 use crate::unstated::Unstated;
 use frit_ir::interpret::leaf_key;
-use frit_ir::ops::{ReduceKind, StateName};
+use frit_ir::ops::{ParamKind, ReduceKind, StateName, UnaryFn};
 use frit_ir::sharding::sharded_values;
 use frit_ir::{Graph, Node, Op, Origin, Output, OutputKind, Region, ValueId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -93,6 +93,10 @@ impl Comparer {
         let second = Reading::new(t, after, ranks);
         let mut found = differences(t, &expected, &outputs(after, &second));
         found.extend(of_another_part(before, after));
+        found.extend(ill_formed(after));
+        if t.before_gradients {
+            found.extend(of_other_parameters(before, after));
+        }
         found
     }
 
@@ -124,6 +128,7 @@ impl Comparer {
         let mut found = differences(t, &expected, &outputs(after, &second));
         found.extend(placement(after));
         found.extend(of_another_part(before, after));
+        found.extend(ill_formed(after));
         found
     }
 }
@@ -178,6 +183,76 @@ fn of_another_part(before: &Graph, after: &Graph) -> Vec<Difference> {
     found
 }
 
+/// What makes the outputs of a graph ambiguous: two of the same key; and a leaf that the update reads although each micro-step replaces it,
+/// so that it is no longer what the micro-step read.
+fn ill_formed(graph: &Graph) -> Vec<Difference> {
+    let (mut keys, mut found) = (BTreeSet::new(), vec![]);
+    let mut report = |output: String, origin: &Origin, what: String| {
+        found.push(Difference { output, origin: origin.clone(), what });
+    };
+    let mut replaced = BTreeSet::new();
+    for output in &graph.outputs {
+        let (key, node) = (key_of(graph, output), graph.def(output.value));
+        if keys.contains(&key) {
+            report(key.clone(), &node.origin, "another output has the same name".into());
+        }
+        keys.insert(key);
+        if let OutputKind::Carry(leaf) = output.kind
+            && node.region != Region::Update
+            && output.value != leaf
+        {
+            replaced.insert(leaf);
+        }
+    }
+    for (_, node) in graph.nodes().filter(|(_, n)| n.region == Region::Update) {
+        if let Some(leaf) = node.inputs.iter().find(|v| replaced.contains(v)) {
+            let what = format!(
+                "the update reads `{}`, which each micro-step replaces",
+                leaf_key(&graph.def(*leaf).op).unwrap_or_default()
+            );
+            report(String::new(), &node.origin, what);
+        }
+    }
+    found
+}
+
+/// Parameters that the loss depends on in one of two graphs only: they would be trained in one, and frozen in the other.
+fn of_other_parameters(before: &Graph, after: &Graph) -> Vec<Difference> {
+    let (first, second) = (trained(before), trained(after));
+    let only = |of: &BTreeMap<String, Origin>, other: &BTreeMap<String, Origin>, what: &str| {
+        let names = of.iter().filter(|(name, _)| !other.contains_key(*name));
+        let difference = |(name, origin): (&String, &Origin)| Difference {
+            output: format!("gradient {name}"),
+            origin: origin.clone(),
+            what: what.into(),
+        };
+        names.map(difference).collect::<Vec<_>>()
+    };
+    let mut found = only(&first, &second, "the loss no longer depends on the parameter");
+    found.extend(only(&second, &first, "the loss depends on the parameter, as it did not before"));
+    found
+}
+
+/// The trainable parameters that floats on the way to the loss depend on, and where they are; nothing without a loss.
+fn trained(graph: &Graph) -> BTreeMap<String, Origin> {
+    let losses = graph.outputs.iter().filter(|o| o.kind == OutputKind::LossSum);
+    let mut reached: BTreeSet<ValueId> = losses.map(|o| o.value).collect();
+    let mut found = BTreeMap::new();
+    for (_, node) in graph.nodes().rev() {
+        if !node.outputs.iter().any(|v| reached.contains(v)) {
+            continue;
+        }
+        match &node.op {
+            Op::Param(param) if param.kind == ParamKind::Trainable => {
+                found.insert(param.name.clone(), node.origin.clone());
+            }
+            Op::Unary(UnaryFn::Detach) => {}
+            _ => reached.extend(node.inputs.iter().filter(|v| graph.ty(**v).dtype.is_float())),
+        }
+    }
+    found
+}
+
 /// The outputs of a graph by a key that does not depend on the numbers of its values.
 fn outputs(graph: &Graph, reading: &Reading) -> Outputs {
     let outputs = graph.outputs.iter().map(|o| {
@@ -186,14 +261,18 @@ fn outputs(graph: &Graph, reading: &Reading) -> Outputs {
     outputs.collect()
 }
 
-/// The name of an output that is the same in every graph that has it: its kind, and what it is for.
+/// The name of an output that is the same in every graph that has it, and no other output has: its kind, and what it is for.
 pub fn key_of(graph: &Graph, output: &Output) -> String {
     match output.kind {
-        OutputKind::Carry(leaf) => {
-            format!("carry {}", leaf_key(&graph.def(leaf).op).unwrap_or_default())
-        }
-        kind => format!("{kind:?} {}", output.name).to_lowercase(),
+        OutputKind::Carry(leaf) => carry_of(graph, leaf),
+        kind => format!("{} {}", format!("{kind:?}").to_lowercase(), output.name),
     }
+}
+
+/// The name of what a leaf becomes. A parameter may have the name of a state.
+fn carry_of(graph: &Graph, leaf: ValueId) -> String {
+    let op = &graph.def(leaf).op;
+    format!("carry {} {}", op.name(), leaf_key(op).unwrap_or_default())
 }
 
 /// The outputs of the step of one rank, on all ranks.
@@ -229,7 +308,7 @@ fn distributed(t: &mut Terms, before: &Graph, after: &Graph, ranks: Ranks) -> Ou
         let OutputKind::Carry(leaf) = output.kind else { continue };
         let Op::State(state) = &before.def(leaf).op else { continue };
         if state.name.is_within_step() {
-            let key = format!("carry {}", leaf_key(&before.def(leaf).op).unwrap_or_default());
+            let key = carry_of(before, leaf);
             let (mut term, kind, origin) = of_rank[&key].clone();
             if early && state.name == StateName::GradSum {
                 term = ranks.reduced(t, term, ReduceKind::Mean, [true, ranks.shards == 1]);
@@ -254,6 +333,13 @@ fn placement(graph: &Graph) -> Vec<Difference> {
     };
     let mut found = vec![];
     for (_, node) in graph.nodes() {
+        if matches!(node.op, Op::GradStats(_))
+            && node.inputs.iter().any(is)
+            && !node.inputs.iter().all(is)
+        {
+            let what = "statistics are of parts of a rank and of wholes at once".into();
+            found.push(Difference { output: String::new(), origin: node.origin.clone(), what });
+        }
         if node.inputs.iter().any(is) && !by_element(&node.op) {
             let what = format!("`{}` reads the part of a rank as the whole", node.op.name());
             found.push(Difference { output: String::new(), origin: node.origin.clone(), what });

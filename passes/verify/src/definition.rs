@@ -74,7 +74,10 @@ impl Terms {
 
     /// The sum where a factor is the truth of i ≥ c, or of i < c: over what is left of the axis.
     fn restricted(&mut self, inside: &[(TermId, f64)], over: Var) -> Option<TermId> {
-        for (k, &(factor, _)) in inside.iter().enumerate() {
+        for (k, &(factor, exponent)) in inside.iter().enumerate() {
+            if exponent < 0.0 {
+                continue;
+            }
             let (ix, negated) = match self.get(factor) {
                 Term::NotNegative(ix) => (*ix, false),
                 Term::Sum(parts, Number::ONE) => match &parts[..] {

@@ -78,7 +78,10 @@ impl Terms {
                 right.or_else(|| neutral(self, first, false).then_some(last))
             }
             Op::Logical(f) => {
-                let known = |t: &Terms, id: TermId| t.literal_value(id).map(|x| x == 1.0);
+                let is_bool = dtypes[0] == DType::Bool;
+                let known = |t: &Terms, id: TermId| {
+                    t.literal_value(id).filter(|_| is_bool).map(|x| x == 1.0)
+                };
                 match (f, known(self, first), known(self, last)) {
                     (LogicalFn::And, Some(true), _) => Some(last),
                     (LogicalFn::And, _, Some(true)) => Some(first),

@@ -162,7 +162,7 @@ impl Reading {
         &mut self,
         t: &mut Terms,
         graph: &Graph,
-        constants: &mut HashMap<ValueId, Rc<Tensor>>,
+        constants: &mut HashMap<ValueId, Known>,
     ) {
         for (_, node) in graph.nodes() {
             if node.outputs.iter().all(|v| self.terms[v.0 as usize].is_some()) {
@@ -170,7 +170,7 @@ impl Reading {
             }
             let results = match &node.op {
                 Op::Constant(Constant { value }) => {
-                    constants.insert(node.outputs[0], Rc::new(value.clone()));
+                    constants.insert(node.outputs[0], Known::exact(value.clone()));
                     vec![lemmas::constant(t, value)]
                 }
                 Op::Fusion(fusion) => self.fusion(t, fusion, node, constants),
@@ -191,11 +191,9 @@ impl Reading {
                     self.statistics_of_shards(t, graph, node)
                 }
                 _ => match folded(t, graph, node, constants) {
-                    Some(tensors) => {
-                        let terms = tensors.iter().map(|x| lemmas::constant(t, x)).collect();
-                        constants.extend(
-                            node.outputs.iter().copied().zip(tensors.into_iter().map(Rc::new)),
-                        );
+                    Some(known) => {
+                        let terms = known.iter().map(|x| lemmas::constant(t, &x.number)).collect();
+                        constants.extend(node.outputs.iter().copied().zip(known));
                         terms
                     }
                     None => self.results(t, graph, node, constants),
@@ -212,12 +210,12 @@ impl Reading {
         t: &mut Terms,
         graph: &Graph,
         node: &Node,
-        constants: &HashMap<ValueId, Rc<Tensor>>,
+        constants: &HashMap<ValueId, Known>,
     ) -> Vec<TermId> {
         let operands = node.inputs.iter().map(|v| Operand {
             term: self.of(*v),
             ty: graph.ty(*v).clone(),
-            value: constants.get(v).cloned(),
+            value: constants.get(v).map(|x| x.rounded.clone()),
         });
         let operands: Vec<Operand> = operands.collect();
         let types: Vec<_> = node.outputs.iter().map(|v| graph.ty(*v)).collect();
@@ -282,7 +280,7 @@ impl Reading {
         t: &mut Terms,
         fusion: &Fusion,
         node: &Node,
-        constants: &mut HashMap<ValueId, Rc<Tensor>>,
+        constants: &mut HashMap<ValueId, Known>,
     ) -> Vec<TermId> {
         let body = &fusion.body;
         let mut inner = Reading::unread(body, self.ranks);
@@ -322,25 +320,51 @@ pub(crate) fn key_of_leaf(algebra: Algebra, op: &Op, dtype: DType) -> String {
     }
 }
 
-/// The results of a node whose operands are all constants.
+/// A value that is made of constants alone.
+#[derive(Clone)]
+pub(crate) struct Known {
+    /// As the graph computes it.
+    rounded: Rc<Tensor>,
+    /// Where numbers are real: without the roundings of casts between floats.
+    number: Rc<Tensor>,
+}
+
+impl Known {
+    fn exact(value: Tensor) -> Known {
+        let rounded = Rc::new(value);
+        Known { number: rounded.clone(), rounded }
+    }
+}
+
+/// The results of a node whose operands are all constants. What is compared, or cast to integers, is rounded as in the graph.
 fn folded(
     t: &Terms,
     graph: &Graph,
     node: &Node,
-    constants: &HashMap<ValueId, Rc<Tensor>>,
-) -> Option<Vec<Tensor>> {
+    constants: &HashMap<ValueId, Known>,
+) -> Option<Vec<Known>> {
     let size = |v: &ValueId| graph.ty(*v).shape.numel();
     if node.inputs.is_empty() || node.outputs.iter().map(size).sum::<usize>() > FOLDED {
         return None;
     }
-    let operands: Vec<&Tensor> =
-        node.inputs.iter().map(|v| constants.get(v).map(|x| &**x)).collect::<Option<_>>()?;
-    if let Op::Cast(cast) = &node.op
-        && t.algebra != Algebra::Bits
-        && cast.to.is_float()
-        && operands[0].dtype().is_float()
-    {
-        return Some(vec![operands[0].clone()]);
+    let operands: Vec<&Known> =
+        node.inputs.iter().map(|v| constants.get(v)).collect::<Option<_>>()?;
+    let evaluated = |of: fn(&Known) -> &Tensor| {
+        let operands: Vec<&Tensor> = operands.iter().map(|x| of(x)).collect();
+        eval_op(&node.op, &operands, Options::default()).ok()
+    };
+    let rounded = evaluated(|x| &x.rounded)?;
+    let is_float = |v: &ValueId| graph.ty(*v).dtype.is_float();
+    let all_float = node.inputs.iter().chain(&node.outputs).all(is_float);
+    let rounds = matches!(node.op, Op::Cast(_)) && all_float;
+    let differ = operands.iter().any(|x| !Rc::ptr_eq(&x.rounded, &x.number));
+    if t.algebra != Algebra::Real || !(rounds || differ) || !node.outputs.iter().any(is_float) {
+        return Some(rounded.into_iter().map(Known::exact).collect());
     }
-    eval_op(&node.op, &operands, Options::default()).ok()
+    let numbers = match rounds {
+        true => vec![(*operands[0].number).clone()],
+        false => evaluated(|x| &x.number)?,
+    };
+    let both = rounded.into_iter().zip(numbers);
+    Some(both.map(|(x, y)| Known { rounded: Rc::new(x), number: Rc::new(y) }).collect())
 }

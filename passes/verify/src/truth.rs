@@ -4,19 +4,27 @@ use crate::index::Affine;
 use crate::term::{Number, Term, TermId, Terms};
 use std::collections::BTreeMap;
 
+/// Names a comparison with an infinity.
+pub(crate) const WITH_INFINITY: &str = "with_infinity";
+
 impl Terms {
     /// Whether a term is 0 or 1.
     pub(crate) fn is_truth(&self, id: TermId) -> bool {
         match self.get(id) {
             Term::NotNegative(_) => true,
-            Term::Apply(f, _) => matches!(f.name, "not_negative" | "is_zero" | "truth"),
+            Term::Apply(f, _) => matches!(f.name, "not_negative" | "is_zero" | WITH_INFINITY),
             Term::Number(x) => *x == Number::ONE || *x == Number::ZERO,
-            Term::Product(factors) => factors.iter().all(|(t, _)| self.is_truth(*t)),
+            Term::Product(factors) => factors.iter().all(|factor| self.is_truth_factor(factor)),
             Term::Sum(parts, Number::ONE) => {
                 matches!(&parts[..], [(t, f)] if f.value() == -1.0 && self.is_truth(*t))
             }
             _ => false,
         }
+    }
+
+    /// Whether a factor is 0 or 1, which one over a truth value is not. Positive powers of truth values are written as the first.
+    pub(crate) fn is_truth_factor(&self, &(factor, exponent): &(TermId, Number)) -> bool {
+        exponent == Number::ONE && self.is_truth(factor)
     }
 
     /// A polynomial of truth values, as their products with factors, and a term, whose product this sum is.
@@ -50,7 +58,8 @@ impl Terms {
             return Some((id, self.constant(1.0)));
         }
         let Term::Product(factors) = self.get(id) else { return None };
-        let (truths, others): (Vec<_>, Vec<_>) = factors.iter().partition(|f| self.is_truth(f.0));
+        let (truths, others): (Vec<_>, Vec<_>) =
+            factors.iter().partition(|f| self.is_truth_factor(f));
         (!truths.is_empty()).then(|| (self.some_of(&truths), self.some_of(&others)))
     }
 

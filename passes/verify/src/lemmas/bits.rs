@@ -35,23 +35,14 @@ pub(super) fn results(
     types: &[&TensorType],
 ) -> Vec<TermId> {
     let axes = types.first().map_or(vec![], |ty| t.axes(ty.shape.dims()));
-    match op {
-        _ if moves(op, operands) => return exact(t, op, operands, types),
-        _ if op.is_pointwise() => {
-            let dtypes: Vec<DType> = operands.iter().map(|x| x.ty.dtype).collect();
-            let elements: Vec<TermId> = operands.iter().map(|x| x.broadcast(t, &axes)).collect();
-            return vec![t.operation(op, &dtypes, &elements)];
-        }
-        _ => {}
+    if moves(op, operands) {
+        return exact(t, op, operands, types);
+    }
+    if op.is_pointwise() {
+        return without_laws(t, op, operands, types, &axes);
     }
     let Some(combined) = combined(t, op, operands, &axes) else {
-        let typed = |t: &mut Terms, x: &Operand| {
-            let function = Function { name: "of", attributes: [x.ty.dtype as u64, 0] };
-            (t.function(function, &[x.term]), x.sizes().to_vec())
-        };
-        let typed: Vec<_> = operands.iter().map(|x| typed(t, x)).collect();
-        let sizes = types.iter().map(|ty| ty.shape.dims()).enumerate();
-        return sizes.map(|(k, sizes)| t.opaque(op, k, &typed, sizes)).collect();
+        return without_laws(t, op, operands, types, &axes);
     };
     let Combined { op: alike, over, elements, at } = combined;
     let (mut elements, dtypes): (Vec<TermId>, Vec<DType>) = elements.into_iter().unzip();
@@ -73,6 +64,28 @@ pub(super) fn results(
         results[0] = t.mul(is_class, results[0]);
     }
     results
+}
+
+/// The results of an operation as those of a function of its operands and their dtypes; of single elements, if it is of those.
+pub(super) fn without_laws(
+    t: &mut Terms,
+    op: &Op,
+    operands: &[Operand],
+    types: &[&TensorType],
+    axes: &[Ix],
+) -> Vec<TermId> {
+    if op.is_pointwise() {
+        let dtypes: Vec<DType> = operands.iter().map(|x| x.ty.dtype).collect();
+        let elements: Vec<TermId> = operands.iter().map(|x| x.broadcast(t, axes)).collect();
+        return vec![t.operation(op, &dtypes, &elements)];
+    }
+    let typed = |t: &mut Terms, x: &Operand| {
+        let function = Function { name: "of", attributes: [x.ty.dtype as u64, 0] };
+        (t.function(function, &[x.term]), x.sizes().to_vec())
+    };
+    let typed: Vec<_> = operands.iter().map(|x| typed(t, x)).collect();
+    let sizes = types.iter().map(|ty| ty.shape.dims()).enumerate();
+    sizes.map(|(k, sizes)| t.opaque(op, k, &typed, sizes)).collect()
 }
 
 /// An operation that combines these elements. Where an operand is padded beside what is combined, it is one of the operand, and one of 0.

@@ -10,7 +10,7 @@ const SEARCHED: usize = 1 << 24;
 
 /// The element of a constant over its axes.
 pub(crate) fn constant(t: &mut Terms, tensor: &Tensor) -> TermId {
-    if t.algebra == Algebra::Bits {
+    if t.algebra == Algebra::Bits || !is_exact(tensor) {
         return of_bits(t, tensor);
     }
     if let Some(x) = tensor.as_splat() {
@@ -32,15 +32,19 @@ pub(crate) fn constant(t: &mut Terms, tensor: &Tensor) -> TermId {
     of_values(t, tensor.dtype(), &sizes, values)
 }
 
+/// Whether its elements are numbers of 64 bits.
+fn is_exact(tensor: &Tensor) -> bool {
+    tensor.dtype().is_float() || tensor.to_i64s().iter().all(|x| x.unsigned_abs() < 1 << 53)
+}
+
 /// The element of a constant, with every bit of it. Integers are also arithmetic of indices.
 fn of_bits(t: &mut Terms, tensor: &Tensor) -> TermId {
     let (dtype, sizes) = (tensor.dtype(), tensor.shape().dims().to_vec());
     let values = tensor.to_f64s();
     let first = values.first().copied().unwrap_or(0.0);
     let is_splat = values.iter().all(|x| x.to_bits() == first.to_bits());
-    let is_exact = dtype.is_float() || tensor.to_i64s().iter().all(|x| x.abs() < 1 << 53);
     match () {
-        () if values.is_empty() || !is_exact => {
+        () if values.is_empty() || !is_exact(tensor) => {
             let axes = t.axes(&sizes);
             let bytes = tensor.to_bytes();
             let leaf = t.leaf(&format!("constant {dtype} {sizes:?} {bytes:?}"));

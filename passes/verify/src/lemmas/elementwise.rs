@@ -2,26 +2,34 @@
 
 use super::Operand;
 use crate::term::{Function, TermId, Terms};
+use crate::truth::WITH_INFINITY;
 use frit_ir::DType;
 use frit_ir::ops::{BinaryFn, Clip, CompareFn, LogicalFn, UnaryFn};
 
-/// Casts between floats are the identity: rounding is counted, not proved.
+/// Casts between floats are the identity: rounding is counted, not proved. So are those to integers that hold every value. A float may
+/// be another number than the integer that it was cast from, which decides about comparisons.
 pub(super) fn cast(t: &mut Terms, x: &Operand, to: DType) -> TermId {
     let from = x.ty.dtype;
     match () {
-        () if to == from || to.is_float() => x.term,
-        () if to == DType::Bool => {
+        () if to == DType::Bool && from != DType::Bool => {
             let zero = t.is_zero(x.term);
             t.not(zero)
         }
-        () if from == DType::Bool || (!from.is_float() && from.widens_to(to)) => x.term,
-        // Indices are small.
-        () if !from.is_float() && to != DType::U8 => x.term,
+        () if from == DType::Bool || from.is_float() && to.is_float() || is_index(from, to) => {
+            x.term
+        }
+        () if to.is_float() => t.to_float(x.term),
         () => {
-            let attributes = [u64::from(from.is_float()), to as u64];
+            let from = if from.is_float() { DType::F64 } else { from };
+            let attributes = [from as u64, to as u64];
             t.function(Function { name: "to_integer", attributes }, &[x.term])
         }
     }
+}
+
+/// Whether a cast of integers keeps all of them.
+fn is_index(from: DType, to: DType) -> bool {
+    from == to || !from.is_float() && !to.is_float() && from.widens_to(to)
 }
 
 pub(super) fn unary(t: &mut Terms, f: UnaryFn, x: TermId) -> TermId {
@@ -147,6 +155,20 @@ fn commutative(t: &mut Terms, name: &'static str, a: TermId, b: TermId) -> TermI
 }
 
 pub(super) fn compare(t: &mut Terms, f: CompareFn, a: TermId, b: TermId) -> TermId {
+    let infinite = |t: &Terms, x: TermId| t.as_number(x).is_some_and(f64::is_infinite);
+    if infinite(t, b) {
+        return with_infinity(t, f, a, b);
+    }
+    if infinite(t, a) {
+        let swapped = match f {
+            CompareFn::Lt => CompareFn::Gt,
+            CompareFn::Le => CompareFn::Ge,
+            CompareFn::Gt => CompareFn::Lt,
+            CompareFn::Ge => CompareFn::Le,
+            CompareFn::Eq | CompareFn::Ne => f,
+        };
+        return with_infinity(t, swapped, b, a);
+    }
     let difference = |t: &mut Terms, a, b| {
         let difference = t.sub(a, b);
         t.not_negative(difference)
@@ -168,6 +190,29 @@ pub(super) fn compare(t: &mut Terms, f: CompareFn, a: TermId, b: TermId) -> Term
             if f == CompareFn::Eq { equal } else { t.not(equal) }
         }
     }
+}
+
+/// A comparison with an infinity, from which nothing can be subtracted: values may be infinite, too.
+fn with_infinity(t: &mut Terms, f: CompareFn, x: TermId, infinity: TermId) -> TermId {
+    let (f, negated) = match f {
+        CompareFn::Ne => (CompareFn::Eq, true),
+        CompareFn::Lt => (CompareFn::Ge, true),
+        CompareFn::Gt => (CompareFn::Le, true),
+        CompareFn::Eq | CompareFn::Ge | CompareFn::Le => (f, false),
+    };
+    let bound = t.as_number(infinity).unwrap_or(f64::NAN);
+    let truth = match t.as_number(x) {
+        Some(x) => t.constant(f64::from(match f {
+            CompareFn::Eq => x == bound,
+            CompareFn::Ge => x >= bound,
+            _ => x <= bound,
+        })),
+        None => t.function(
+            Function { name: WITH_INFINITY, attributes: [f as u64, bound.to_bits()] },
+            &[x],
+        ),
+    };
+    if negated { t.not(truth) } else { truth }
 }
 
 pub(super) fn logical(t: &mut Terms, f: LogicalFn, a: TermId, b: TermId) -> TermId {

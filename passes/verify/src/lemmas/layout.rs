@@ -79,7 +79,10 @@ pub(super) fn pad(t: &mut Terms, x: &Operand, op: &Pad, axes: &[Ix]) -> TermId {
         at.push(ix);
     }
     let element = x.at(t, &at);
-    let border = if x.ty.dtype.is_float() { t.literal(op.value) } else { t.constant(op.value) };
+    let border = match x.ty.dtype {
+        dtype if dtype.is_float() => t.literal(op.value),
+        dtype => t.constant(dtype.round(op.value).trunc()),
+    };
     t.select(inside, element, border)
 }
 

@@ -14,8 +14,8 @@ mod rounding;
 mod tests;
 
 use crate::index::{Ix, Kind, Var};
-use crate::term::{Algebra, TermId, Terms};
-use frit_ir::ops::{Linear, PredicateFn, ReduceFn, UnaryFn};
+use crate::term::{Algebra, Function, TermId, Terms};
+use frit_ir::ops::{BinaryFn, Embedding, Linear, PredicateFn, ReduceFn, UnaryFn};
 use frit_ir::{DType, Op, Tensor, TensorType};
 use rustc_hash::{FxHashMap, FxHasher};
 use std::hash::{Hash, Hasher};
@@ -85,6 +85,16 @@ pub(crate) fn results(
     if t.before_gradients && is_of_gradients(op) {
         return layout::opaque(t, op, operands, types);
     }
+    if t.before_gradients
+        && let Op::Embedding(Embedding { padding_idx: Some(row) }) = op
+    {
+        let read = Op::Embedding(Embedding { padding_idx: None });
+        let element = results(t, &read, operands, types)[0];
+        let axes = t.axes(types[0].shape.dims());
+        let index = operands[1].at(t, &axes[..operands[1].sizes().len()]);
+        let function = Function { name: "without_gradient_of_row", attributes: [*row as u64, 0] };
+        return vec![t.function(function, &[element, index])];
+    }
     // Values may be large, and operations on them are rare.
     if operands.iter().any(|x| x.value.is_some()) {
         return new_results(t, op, operands, types);
@@ -141,6 +151,9 @@ fn is_of_gradients(op: &Op) -> bool {
 fn exact(t: &mut Terms, op: &Op, operands: &[Operand], types: &[&TensorType]) -> Vec<TermId> {
     let one = |term: TermId| vec![term];
     let axes = types.first().map_or(vec![], |ty| t.axes(ty.shape.dims()));
+    if types.first().is_some_and(|ty| wraps(op, ty.dtype)) {
+        return bits::without_laws(t, op, operands, types, &axes);
+    }
     match op {
         Op::Cast(cast) => one(elementwise::cast(t, &operands[0], cast.to)),
         Op::Unary(f) => one(elementwise::unary(t, *f, operands[0].term)),
@@ -208,6 +221,25 @@ fn exact(t: &mut Terms, op: &Op, operands: &[Operand], types: &[&TensorType]) ->
         Op::LossScale(op) => one(t.scale(operands[0].term, op.factor)),
         _ => layout::opaque(t, op, operands, types),
     }
+}
+
+/// Whether what an operation computes of integers is not what it would be of real numbers: results are taken to be small only where
+/// numbers of 64 bits are added and multiplied, as indices are.
+fn wraps(op: &Op, result: DType) -> bool {
+    if result.is_float() || result == DType::Bool {
+        return false;
+    }
+    let moves = op.is_layout() || rounding::is_exact(op) && !matches!(op, Op::Unary(_));
+    let of_indices = matches!(
+        op,
+        Op::Binary(BinaryFn::Add | BinaryFn::Sub | BinaryFn::Mul) | Op::Unary(UnaryFn::Neg)
+    );
+    let is_pointwise = matches!(op, Op::Unary(_) | Op::Binary(_) | Op::Logical(_) | Op::Clip(_));
+    !moves
+        && match result {
+            DType::I64 => is_pointwise && !of_indices,
+            _ => !matches!(op, Op::Cast(_)),
+        }
 }
 
 /// The operation without the dtypes of its results.

@@ -33,8 +33,8 @@ pub(crate) fn rounded(t: &mut Terms, term: TermId, dtype: DType) -> TermId {
         Term::Number(_) | Term::Index(_) | Term::NotNegative(_) => return term,
         Term::Apply(f, _) if f.name == ROUND && f.attributes[0] == dtype as u64 => return term,
         Term::Product(factors) => {
-            let is_factor = |t: &Terms, f: &(TermId, Number)| t.is_truth(f.0);
-            let (truths, rest): (Vec<_>, Vec<_>) = factors.iter().partition(|f| is_factor(t, f));
+            let (truths, rest): (Vec<_>, Vec<_>) =
+                factors.iter().partition(|f| t.is_truth_factor(f));
             if !truths.is_empty() {
                 let values = |of: Vec<(TermId, Number)>| -> Vec<(TermId, f64)> {
                     of.into_iter().map(|(t, e)| (t, e.value())).collect()

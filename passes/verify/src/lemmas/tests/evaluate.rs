@@ -1,9 +1,11 @@
 //! Terms as numbers.
 
 use crate::index::{Atom, Ix, Kind, Var};
+use crate::operation::OPERATION;
 use crate::term::{Definition, Function, Term, TermId, Terms};
+use crate::truth::WITH_INFINITY;
 use frit_ir::interpret::{Options, eval_op};
-use frit_ir::ops::{BinaryFn, Op, UnaryFn};
+use frit_ir::ops::{BinaryFn, CompareFn, Op, UnaryFn};
 use frit_ir::{DType, Tensor, TensorData, TensorType};
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
@@ -225,6 +227,24 @@ impl<'a> Numbers<'a> {
             }
             ("is_inf", &[x]) => f64::from(x.is_infinite()),
             ("to_integer", &[x]) if second == DType::U8 as u64 => f64::from(x as i64 as u8),
+            ("to_integer", &[x]) if second == DType::I32 as u64 => f64::from(x as i64 as i32),
+            ("to_float" | "of", &[x]) => x,
+            (WITH_INFINITY, &[x]) => {
+                let bound = f64::from_bits(second);
+                f64::from(match first {
+                    f if f == CompareFn::Eq as u64 => x == bound,
+                    f if f == CompareFn::Ge as u64 => x >= bound,
+                    _ => x <= bound,
+                })
+            }
+            (OPERATION, _) => {
+                let (op, dtypes) = &self.t.functions[first as usize];
+                let number =
+                    |(x, dtype): (&f64, &DType)| Tensor::splat(TensorType::scalar(*dtype), *x);
+                let operands: Vec<Tensor> = x.iter().zip(dtypes).map(number).collect();
+                let operands: Vec<&Tensor> = operands.iter().collect();
+                eval_op(op, &operands, Options::EXACT).expect("evaluates")[0].to_f64s()[0]
+            }
             ("to_integer", &[x]) => x.trunc(),
             (name, _) => {
                 let dtype = if self.integers { DType::I64 } else { DType::F64 };
