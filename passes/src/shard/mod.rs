@@ -267,8 +267,9 @@ fn gather_parameters(
     Ok(())
 }
 
+/// Whether a value is a view of one parameter: a concatenation is of several.
 fn is_view(op: &Op) -> bool {
-    matches!(op, Op::Cast(_) | Op::Quantize(_)) || op.is_layout()
+    matches!(op, Op::Cast(_) | Op::Quantize(_)) || op.is_layout() && !matches!(op, Op::Concat(_))
 }
 
 /// The value of `view` recomputed in backward from the values in `map`.
