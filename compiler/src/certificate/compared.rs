@@ -73,7 +73,9 @@ pub(super) fn checked(steps: &[&Step]) -> Vec<Found> {
         }
     };
     let real = || {
-        let mut comparer = Comparer::of_real_numbers();
+        // A number of 16 bits is the one before it that is rounded to it, so what is compared in order is not mixed with statements
+        // of later passes.
+        let mut stated = Comparer::of_real_numbers();
         let mut all = vec![];
         for (step, duty) in steps.iter().zip(&duties) {
             let (verdict, found) = match duty {
@@ -81,8 +83,7 @@ pub(super) fn checked(steps: &[&Step]) -> Vec<Found> {
                 Duty::Outputs if step.wide().is_empty() => (Verdict::Bits, vec![]),
                 Duty::Outputs => (Verdict::KeptWide, vec![]),
                 Duty::Statement => {
-                    let found =
-                        step.before.against_statement(&mut comparer, &step.pass, &step.after);
+                    let found = step.before.against_statement(&mut stated, &step.pass, &step.after);
                     let holds = found.is_empty();
                     (if holds { Verdict::AsStated } else { Verdict::NotShown }, found)
                 }
@@ -90,6 +91,8 @@ pub(super) fn checked(steps: &[&Step]) -> Vec<Found> {
             let pass = step.checked(verdict, &found);
             all.push(Found { pass, wide: step.wide(), differences: [vec![], vec![], found] });
         }
+        drop(stated);
+        let mut comparer = Comparer::of_real_numbers();
         for (i, [bits, rounded]) in not_equal {
             let step = steps[i];
             let mut real = vec![];

@@ -194,3 +194,189 @@ fn tables_of_16_bits_are_rounded_from_others() {
     assert!(!is_equal(&wide, &table("bf16", "0.1767578125, -0.298828125, 2.703125, 0.0")));
     assert!(!is_equal(&wide, &table("f32", "0.17677669, -0.3, 2.70001, 0.0")));
 }
+
+/// What is not equal though a law of real numbers, or of other operands, says so: two graphs of `x: f32[4]` and the operands of each.
+#[test]
+fn integers_infinities_and_truth_values_have_laws_of_their_own() {
+    let ids = "%i: i64[4] = input {name = \"i\", ty = {\"dtype\":\"i64\",\"shape\":[4]}}";
+    let scalars = [
+        ("one", "i64", "1"),
+        ("six", "i64", "6"),
+        ("many", "i64", "10000000"),
+        ("fewer", "i64", "9999999"),
+        ("large", "i64", "16777217"),
+        ("inf", "f32", "\"-inf\""),
+        ("zero", "f32", "0.0"),
+        ("unit", "f32", "1.0"),
+    ];
+    let of = |nodes: &str| of_x(&scalars, &format!("{ids}\n{nodes}"));
+    let float = "%y: f32[4] = cast %j {to = \"f32\"}";
+    let bytes = "%u: u8[4] = cast %i {to = \"u8\"}\n%v: f32[4] = cast %u {to = \"f32\"}";
+    for (before, after) in [
+        // Bits of integers are no truth values.
+        (format!("%j: i64[4] = xor %i, %six\n{float}"), format!("%j: i64[4] = add %i, %i\n{float}")),
+        (format!("%j: i64[4] = and %i, %one\n{float}"), "%y: f32[4] = cast %i {to = \"f32\"}".into()),
+        (format!("%j: i64[4] = and %i, %six\n{float}"), format!("%j: i64[4] = mul %i, %six\n{float}")),
+        // They are exact, and wrap in their dtype.
+        (
+            format!("%k: i64[4] = add %i, %many\n%j: i64[4] = sub %k, %fewer\n{float}"),
+            "%y: f32[4] = cast %i {to = \"f32\"}".into(),
+        ),
+        (
+            format!("{bytes}\n%w: u8[4] = add %u, %u\n%y: f32[4] = cast %w {{to = \"f32\"}}"),
+            format!("{bytes}\n%y: f32[4] = add %v, %v"),
+        ),
+        (
+            format!("%k: i32[4] = cast %i {{to = \"i32\"}}\n%j: i64[4] = cast %k {{to = \"i64\"}}\n{float}"),
+            "%y: f32[4] = cast %i {to = \"f32\"}".into(),
+        ),
+        // A float holds another number.
+        (
+            "%0: bool[4] = lt %i, %large\n%y: f32[4] = cast %0 {to = \"f32\"}".into(),
+            "%0: f32[4] = cast %i {to = \"f32\"}\n%1: f32[] = cast %large {to = \"f32\"}\n\
+             %2: bool[4] = lt %0, %1\n%y: f32[4] = cast %2 {to = \"f32\"}"
+                .into(),
+        ),
+        // What is compared with an infinity may be one.
+        (
+            "%0: bool[4] = gt %x, %inf\n%y: f32[4] = select %0, %x, %zero".into(),
+            "%y: f32[4] = mul %x, %unit".into(),
+        ),
+        (
+            "%0: bool[4] = eq %x, %inf\n%y: f32[4] = select %0, %zero, %x".into(),
+            "%y: f32[4] = mul %x, %unit".into(),
+        ),
+        // 1 − 1/t is no truth value where t is.
+        (
+            "%0: bool[4] = gt %x, %zero\n%t: f32[4] = cast %0 {to = \"f32\"}\n%q: f32[4] = div %unit, %t\n\
+             %m: f32[4] = sub %unit, %q\n%y: f32[4] = sigmoid %m"
+                .into(),
+            "%0: bool[4] = gt %x, %zero\n%t: f32[4] = cast %0 {to = \"f32\"}\n%q: f32[4] = div %unit, %t\n\
+             %m: f32[4] = sub %unit, %q\n%n: f32[4] = mul %m, %m\n%y: f32[4] = sigmoid %n"
+                .into(),
+        ),
+    ] {
+        let (before, after): (String, String) = (before, after);
+        assert!(is_equal(&of(&before), &of(&before)), "{before}");
+        assert!(!is_equal(&of(&before), &of(&after)), "{before}\n\n{after}");
+    }
+}
+
+#[test]
+fn integers_of_rounded_constants_are_those_of_the_rounded_ones() {
+    let rows = |cast: &str| {
+        graph(&format!(
+            "%t: f32[300, 4] = param {{init = \"weights\", kind = \"trainable\", name = \"t\", reason = \"\", \
+             ty = {{\"dtype\":\"f32\",\"shape\":[300, 4]}}}}\n\
+             %c: f32[2] = constant {{ty = {{\"dtype\":\"f32\",\"shape\":[2]}}, values = [257.0, 3.0]}}\n\
+             {cast}\n%i: i64[2] = cast %d {{to = \"i64\"}}\n%y: f32[2, 4] = embedding %t, %i {{}}\n\
+             return %y as \"y\" gradient"
+        ))
+    };
+    let plain = rows("%d: f32[2] = reshape %c {shape = [2]}");
+    assert!(is_equal(&plain, &rows("%d: f32[2] = cast %c {to = \"f32\"}")));
+    assert!(!is_equal(&plain, &rows("%d: bf16[2] = cast %c {to = \"bf16\"}")));
+}
+
+#[test]
+fn names_are_told_apart_by_case_and_kind() {
+    let param = |name: &str, id: &str| {
+        format!(
+            "%{id}: f32[4] = param {{init = \"weights\", kind = \"trainable\", name = \"{name}\", reason = \"\", \
+             ty = {{\"dtype\":\"f32\",\"shape\":[4]}}}}"
+        )
+    };
+    let of = |first: &str, second: &str| {
+        graph(&format!(
+            "{}\n{}\n%a: f32[4] = {first} %v\n%b: f32[4] = {second} %w\n\
+             return %a as \"W\" gradient\nreturn %b as \"w\" gradient",
+            param("W", "v"),
+            param("w", "w")
+        ))
+    };
+    assert!(is_equal(&of("tanh", "exp"), &of("tanh", "exp")));
+    assert!(!is_equal(&of("tanh", "exp"), &of("sin", "exp")));
+    assert!(!is_equal(&of("tanh", "exp"), &of("tanh", "sin")));
+    // A parameter may have the name of a state.
+    let state = "%s: f32[4] = state {init = 0.0, name = \"step\", ty = {\"dtype\":\"f32\",\"shape\":[4]}} @update";
+    let carried = |f: &str| {
+        graph(&format!(
+            "{}\n{state}\n%a: f32[4] = {f} %v @update\n%b: f32[4] = exp %s @update\n\
+             return %a as \"step\" carry %v\nreturn %b as \"step\" carry %s",
+            param("step", "v")
+        ))
+    };
+    assert!(is_equal(&carried("tanh"), &carried("tanh")));
+    assert!(!is_equal(&carried("tanh"), &carried("sin")));
+}
+
+#[test]
+fn the_update_does_not_read_what_micro_steps_replace() {
+    let of = |metric: &str| {
+        graph(&format!(
+            "{X}\n%s: f32[] = state {{init = 0.0, name = \"loss_sum\", ty = {{\"dtype\":\"f32\",\"shape\":[]}}}} @backward\n\
+             %0: f32[] = reduce %x {{axes = [0], f = \"sum\", keep_dims = false}} @backward\n\
+             %y: f32[] = add %s, %0 @backward\n{metric}\nreturn %y as \"loss_sum\" carry %s\nreturn %z as \"loss\" metric"
+        ))
+    };
+    let honest = of("%z: f32[] = abs %y @update");
+    assert!(is_equal(&honest, &honest));
+    assert!(!is_equal(&honest, &of("%1: f32[] = add %s, %0 @update\n%z: f32[] = abs %1 @update")));
+}
+
+#[test]
+fn gradients_that_are_still_to_be_taken_are_kept() {
+    let param = |name: &str| {
+        format!(
+            "%{name}: f32[4, 4] = param {{init = \"weights\", kind = \"trainable\", name = \"{name}\", reason = \"\", \
+             ty = {{\"dtype\":\"f32\",\"shape\":[4, 4]}}}}"
+        )
+    };
+    let ids = "%i: i64[4] = input {name = \"i\", ty = {\"dtype\":\"i64\",\"shape\":[4]}}";
+    let zero = "%z: f32[] = constant {splat = 0.0, ty = {\"dtype\":\"f32\",\"shape\":[]}}";
+    let of = |nodes: &str| {
+        graph(&format!(
+            "{}\n{}\n{ids}\n{zero}\n{nodes}\n%l: f32[] = reduce %y {{axes = [0, 1], f = \"sum\", keep_dims = false}}\n\
+             return %l as \"loss_sum\" loss_sum",
+            param("t"),
+            param("v")
+        ))
+    };
+    let plain = of("%y: f32[4, 4] = embedding %t, %i {}");
+    let same = |other: &Graph, before: bool| {
+        [Comparer::of_bits(), Comparer::of_real_numbers()].iter_mut().any(|comparer| {
+            comparer.before_gradients(before).compare(&plain, other, Ranks::ONE).is_empty()
+        })
+    };
+    // A row without a gradient, and a parameter that the loss depends on by a factor of 0.
+    let padded = of("%y: f32[4, 4] = embedding %t, %i {padding_idx = 0}");
+    let more = of(
+        "%e: f32[4, 4] = embedding %t, %i {}\n%o: f32[4, 4] = mul %v, %z\n%y: f32[4, 4] = add %e, %o",
+    );
+    for other in [padded, more] {
+        assert!(!same(&other, true));
+        assert!(same(&other, false));
+    }
+    assert!(same(&plain, true));
+}
+
+#[test]
+fn rows_may_be_stacked_again() {
+    let of = |nodes: &str| {
+        graph(&format!(
+            "%x: f32[2, 3] = input {{name = \"x\", ty = {{\"dtype\":\"f32\",\"shape\":[2, 3]}}}}\n\
+             %a: f32[1, 3] = slice %x {{size = [1,3], start = [0,0], step = [1,1]}}\n\
+             %b: f32[1, 3] = slice %x {{size = [1,3], start = [1,0], step = [1,1]}}\n{nodes}\nreturn %y as \"y\" gradient"
+        ))
+    };
+    let apart = |c: &str, d: &str| {
+        of(&format!(
+            "%c: f32[3] = reshape %a {{shape = [3]}}\n%d: f32[3] = reshape %b {{shape = [3]}}\n\
+             %e: f32[1, 3] = reshape {c} {{shape = [1,3]}}\n%f: f32[1, 3] = reshape {d} {{shape = [1,3]}}\n\
+             %y: f32[2, 3] = concat %e, %f {{axis = 0}}"
+        ))
+    };
+    let whole = of("%y: f32[2, 3] = concat %a, %b {axis = 0}");
+    assert!(is_equal(&whole, &apart("%c", "%d")));
+    assert!(!is_equal(&whole, &apart("%d", "%c")));
+}

@@ -31,6 +31,8 @@ pub(crate) struct Chunk {
 pub(crate) struct Chunks {
     /// Rows of a whole.
     rows: HashMap<ValueId, Chunk>,
+    /// One row of a whole, without the axis of rows.
+    single: HashMap<ValueId, Chunk>,
     /// Sums over rows, of a whole that is the sum over all.
     sums: HashMap<ValueId, Chunk>,
 }
@@ -40,6 +42,9 @@ impl Chunks {
     pub(crate) fn hand_on(&self, value: ValueId, to: &mut Chunks, other: ValueId) {
         if let Some(chunk) = self.rows.get(&value) {
             to.rows.insert(other, chunk.clone());
+        }
+        if let Some(chunk) = self.single.get(&value) {
+            to.single.insert(other, chunk.clone());
         }
         if let Some(chunk) = self.sums.get(&value) {
             to.sums.insert(other, chunk.clone());
@@ -79,6 +84,20 @@ impl Chunks {
                         return vec![chunk.whole];
                     }
                     self.sums.insert(output, chunk);
+                }
+            }
+            Op::Reshape(_)
+                if operands[0].sizes().split_first() == Some((&1, types[0].shape.dims())) =>
+            {
+                if let Some(chunk) = self.rows.get(&input).cloned() {
+                    self.single.insert(output, chunk);
+                }
+            }
+            Op::Reshape(_)
+                if types[0].shape.dims().split_first() == Some((&1, operands[0].sizes())) =>
+            {
+                if let Some(chunk) = self.single.get(&input).cloned() {
+                    self.rows.insert(output, chunk);
                 }
             }
             _ if node.inputs.iter().any(|v| self.rows.contains_key(v)) => {
