@@ -3,6 +3,7 @@
 use super::execution::{Executed, Noise};
 use super::gradients::{MARGIN, norm};
 use super::reference::Base;
+use super::update::NARROW;
 use super::{Agreement, metric};
 use crate::compilation::compile;
 use crate::config::choices::{BatchNorm, Prefetch};
@@ -10,6 +11,7 @@ use crate::config::{Config, LossScale};
 use crate::diagnostics::{Report, of_run};
 use crate::plan_dir::{self, Stored};
 use crate::repeat::Repeat;
+use frit_ir::ops::StateName;
 use frit_ir::plan::{MetricName, Plan, Strategy};
 use frit_ir::{Code, Diagnostic};
 use frit_passes::offload::Offload;
@@ -102,7 +104,7 @@ impl Against<'_> {
             let theirs = other.step().gradients.get(name).map(|g| wide(g)).unwrap_or_default();
             let noise = self.noise.gradients.get(name).copied().unwrap_or(0.0);
             let what = format!("the gradient by {by}");
-            found.push(self.vectors(name, what, (&own, &theirs), noise));
+            found.push(self.vectors(name, what, (&own, &theirs), (noise, self.floor)));
             let what = format!("the change by {by}");
             // Where gradients are rounding errors, a sign decides about the whole change of an element.
             let is_determined =
@@ -120,26 +122,30 @@ impl Against<'_> {
 
     /// By how much the step changes a parameter.
     fn changes(&self, name: &str, what: String, pair: (&[f64], &[f64])) -> Agreement {
+        let start = &self.executed.recorded.start;
         let noise = self.noise.changes.get(name).copied().unwrap_or(0.0);
         // What is stored is rounded to f32, whatever its change.
-        let stored = self.executed.recorded.start.get(&format!("param/{name}"));
+        let stored = start.get(&format!("param/{name}"));
         let noise = noise + STORED * stored.map_or(0.0, |p| norm(p));
-        self.vectors(name, what, pair, noise)
+        let momentum = format!("{}/{name}", StateName::MuonMomentum.word());
+        let floor = if start.contains_key(&momentum) { NARROW } else { self.floor };
+        self.vectors(name, what, pair, (noise, floor))
     }
 
+    /// Compares two vectors of this noise, of which this relative error is allowed besides.
     fn vectors(
         &self,
         name: &str,
         what: String,
         (own, theirs): (&[f64], &[f64]),
-        noise: f64,
+        (noise, floor): (f64, f64),
     ) -> Agreement {
         if own.len() != theirs.len() {
             return Agreement::of(Some(name), what, f64::INFINITY, 0.0);
         }
         let apart: Vec<f64> = own.iter().zip(theirs).map(|(a, b)| a - b).collect();
         let size = norm(own).max(norm(theirs)).max(f64::MIN_POSITIVE);
-        let allowed = self.floor + MARGIN * noise / size;
+        let allowed = floor + MARGIN * noise / size;
         Agreement::of(Some(name), what, norm(&apart) / size, allowed)
     }
 

@@ -82,9 +82,10 @@ pub(super) fn step(
             let m = Stepped::of(
                 each().map(|(i, p, g)| [b1 * states[0][i], (1.0 - b1) * g, (1.0 - b1) * l2 * p]),
             );
+            // (g + l2·p)², of which g and l2·p may cancel.
             let v = Stepped::of(each().map(|(i, p, g)| {
-                let g = g + l2 * p;
-                [b2 * states[1][i], (1.0 - b2) * g * g]
+                let own = 1.0 - b2;
+                [b2 * states[1][i], own * g * g, own * 2.0 * g * l2 * p, own * (l2 * p).powi(2)]
             }));
             let (c1, c2) = (1.0 - b1.powf(t), 1.0 - b2.powf(t));
             let along = |i: usize| -n.lr / c1 / ((v.values[i] / c2).sqrt() + n.eps);

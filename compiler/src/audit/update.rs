@@ -18,7 +18,7 @@ const KEPT: f64 = 2e-5;
 /// Errors of what is stored, relative to it: a few roundings to f32.
 const STORED: f64 = 3e-7;
 /// Relative error of Muon's direction in bf16, in norm.
-const NARROW: f64 = 0.08;
+pub(super) const NARROW: f64 = 0.08;
 /// Relative error of weight decay, and standard deviations by which it may be off.
 const DECAY: (f64, f64) = (0.02, 8.0);
 
@@ -367,7 +367,9 @@ fn shrinks(by: &[f64], direction: &[f64], param: &[f64], factor: f64) -> bool {
     let variance = left.map(|x| x * x).sum::<f64>() / (param.len() - 2) as f64;
     let deviation = (variance * dd / apart).sqrt();
     let (part, deviations) = DECAY;
-    (own - factor).abs() <= part * factor.abs() + deviations * deviation + STORED * 1e-2
+    // Elements of one size are rounded alike, each by up to half of the distance to the next number of f32.
+    let rounding = f64::from(f32::EPSILON) / 2.0;
+    (own - factor).abs() <= part * factor.abs() + deviations * deviation + rounding
 }
 
 /// The largest difference of an element, relative to what it may be.
