@@ -232,6 +232,22 @@ def _rewrite(torch, graph):
                 kind = {"dtype": torch.bool, "device": written.device}
                 eye = _call(graph, aten.eye.m, tuple(written.shape), torch.eye(*written.shape, **kind), kind)
             node.target, node.args = aten.masked_fill_.Scalar, (node.args[0], eye, node.args[1])
+        elif node.target is aten.mean.dim and node.args[1] is None:
+            every = list(range(operands[0].meta["val"].dim()))
+            node.args = (node.args[0], every, *node.args[2:])
+        elif node.target is aten.uniform_.default:
+            written, low, high = (*node.args, *(0.0, 1.0)[len(node.args) - 1 :])
+            value = node.meta["val"]
+            with value.fake_mode, graph.inserting_before(node):
+                drawn_like = _call(graph, aten.rand_like.default, (written,), torch.rand_like(value))
+                scaled = _call(graph, aten.mul.Scalar, (drawn_like, high - low), torch.rand_like(value))
+                moved = _call(graph, aten.add.Scalar, (scaled, low), torch.rand_like(value))
+            node.target, node.args, node.kwargs = aten.copy_.default, (written, moved), {}
+        elif node.target is aten.randperm.default and isinstance(node.args[0], int):
+            value = node.meta["val"]
+            with value.fake_mode, graph.inserting_before(node):
+                keys = _call(graph, aten.rand.default, (list(node.args),), torch.rand(*node.args))
+            node.target, node.args, node.kwargs = aten.argsort.default, (keys,), {}
     graph.owning_module.recompile()
 
 

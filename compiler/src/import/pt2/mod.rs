@@ -99,7 +99,8 @@ pub(crate) fn translate(bytes: &Bytes, path: &Path, limits: Limits) -> Result<Tr
         tensors,
         translator: Translator::default(),
         values: Values::new(),
-        graph: GraphProto::default(),
+        // ONNX requires a name.
+        graph: GraphProto { name: "main_graph".into(), ..GraphProto::default() },
         ties: BTreeMap::new(),
         outputs: Vec::new(),
         signature: String::new(),

@@ -40,9 +40,8 @@ fn attention(c: &mut Call<'_>) -> Outcome {
     };
     let ratio = c.float("dropout_p", 0.0)?;
     match of.q.dims.len() {
-        _ if ratio > 0.0 => with_dropout(c, &of, ratio),
-        3 | 4 => fused(c, &of),
-        rank => unsupported(format!("a query of rank {rank}")),
+        3 | 4 if ratio == 0.0 => fused(c, &of),
+        _ => written_out(c, &of, ratio),
     }
 }
 
@@ -70,7 +69,7 @@ fn fused(c: &mut Call<'_>, of: &Attention) -> Outcome {
 }
 
 /// As matmuls and a softmax, for what ONNX's operator has not.
-fn with_dropout(c: &mut Call<'_>, of: &Attention, ratio: f64) -> Outcome {
+fn written_out(c: &mut Call<'_>, of: &Attention, ratio: f64) -> Outcome {
     let rank = of.q.dims.len();
     let (Some(&Some(d)), true) = (of.q.dims.last(), rank >= 2) else {
         return unsupported("a head of dynamic size");
@@ -105,7 +104,7 @@ fn with_dropout(c: &mut Call<'_>, of: &Attention, ratio: f64) -> Outcome {
         };
     }
     let p = c.with("Softmax", &[&scores], vec![int("axis", -1)]);
-    let p = super::random::dropped(c, &p, ratio).remove(0);
+    let p = if ratio > 0.0 { super::random::dropped(c, &p, ratio).remove(0) } else { p };
     one(c.add("MatMul", &[&p, &v]))
 }
 
