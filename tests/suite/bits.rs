@@ -430,11 +430,11 @@ fn the_page_says_which_outputs_are_equal_bit_for_bit() {
     .assert_eq(&fp32);
     let bf16 = page("gpt2", &["sharding.ranks=4", "memory.loss_chunks=2"]);
     expect![[r#"
-        plan: sound (107 tasks)
+        plan: sound (118 tasks)
         plan/eval: sound (50 tasks)
           model: models/gpt2/model.onnx (sha256 a18984723900011195abbc4d9af011f5188bb37e80ff9146e6023cbc7724ac3c)
-          10 passes changed nothing
-          equal bit for bit: canonicalize, simplify
+          9 passes changed nothing
+          equal bit for bit: canonicalize, recompute, simplify
           equal but for f32 rounding, such as the order of sums: raise, fuse
           equal but for rounding: autocast, chunk_loss
           as stated: loss, differentiate, update, shard

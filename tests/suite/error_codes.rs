@@ -161,7 +161,7 @@ fn configurations() {
         ("E052", "--set optimizer.lrr=1"),
         ("E053", "--set schedule.kind=cosine"),
         ("E055", "--set target.arch=pentium"),
-        ("E057", "--set memory.recompute=auto"),
+        ("E057", "--set memory.offload=auto"),
         ("E058", "--set memory.budget=10"),
         ("E063", "--set precision.loss_scale=0 --set precision.compute=fp16"),
         ("E064", "--set params.frozen=[\"**\"]"),

@@ -286,6 +286,10 @@ fn what_cannot_be_reproducible_is_refused_by_name() {
         ),
         (&["run.reproducible=4", "data.drop_last=false"], "`data.drop_last` = false"),
         (&["run.reproducible=4", "memory.budget=1GiB"], "`memory.budget`"),
+        (
+            &["run.reproducible=4", "memory.budget=1GiB", "memory.loss_chunks=1"],
+            "memory.recompute = \"auto\"",
+        ),
     ] {
         let settings: Vec<String> = settings.iter().map(|s| s.to_string()).collect();
         let refused = Config::parse("", "", &settings).expect_err("refused");

@@ -3,6 +3,7 @@
 use super::Compilation;
 use crate::diagnostics::Report;
 use crate::render::bytes;
+use frit_ir::plan::DeviceType;
 use frit_ir::{Code, Diagnostic};
 use frit_passes::chunk_loss::Chunks;
 use frit_passes::offload::Offload;
@@ -40,9 +41,18 @@ impl Compilation<'_> {
         }
     }
 
+    /// The least that backward recomputes if the configuration does not say: on the CPU cheap values, which costs about a
+    /// hundredth of a step and spares a tenth of the memory (docs/performance.md), on GPUs nothing.
+    fn least_recompute(&self) -> Recompute {
+        match self.setup.config.target.device {
+            DeviceType::Cpu => Recompute::SELECTIVE,
+            DeviceType::Cuda => Recompute::NONE,
+        }
+    }
+
     /// The recomputation and the offload that the configuration asks for. What it leaves to the budget is the least
-    /// with which the plan fits: nothing if that fits, else the fastest by prediction of the least recomputation
-    /// without offload, with the optimizer's state and with parameters on the host; and in words why.
+    /// with which the plan fits: the least recomputation of the device if that fits, else the fastest by prediction of the
+    /// least recomputation without offload, with the optimizer's state and with parameters on the host; and in words why.
     ///
     /// # Errors
     /// If the plan does not fit, with the smallest budget that would do.
@@ -53,14 +63,15 @@ impl Compilation<'_> {
             (Some(budget), ..) => {
                 Search { compilation: self, recompute, offload, chunks, budget }.fastest()
             }
-            (None, Some(recompute), Some(offload)) => {
+            (None, recompute, Some(offload)) => {
+                let recompute = recompute.unwrap_or_else(|| self.least_recompute());
                 Ok((Saving { recompute, offload, chunks }, None))
             }
-            (None, None, _) => {
-                Err(no_budget("recompute", "recomputes as much", "unit\" or \"selective"))
-            }
             (None, _, None) => {
-                Err(no_budget("offload", "offloads what", "optimizer\" or \"parameters"))
+                let message =
+                    "`memory.offload = auto` offloads what `memory.budget` asks for, which is none";
+                let help = "set memory.budget, for example \"70GiB\", or choose \"optimizer\" or \"parameters\"";
+                Err(Diagnostic::error(Code::NeedsAnotherSetting, message).help(help).into())
             }
         }
     }
@@ -71,13 +82,6 @@ impl Compilation<'_> {
         let simulation = simulate(&plan, &self.setup.cluster);
         Ok(Needs { peak_bytes: simulation.peak_bytes, seconds: simulation.step_seconds })
     }
-}
-
-fn no_budget(key: &str, does: &str, words: &str) -> Report {
-    let message =
-        format!("`memory.{key} = auto` {does} as `memory.budget` asks for, which is none");
-    let help = format!("set memory.budget, for example \"70GiB\", or choose \"{words}\"");
-    Diagnostic::error(Code::NeedsAnotherSetting, message).help(help).into()
 }
 
 /// What was chosen, if there was a choice.
@@ -144,7 +148,7 @@ impl Search<'_, '_> {
         for &offload in &offloads {
             let Some((saving, found)) = self.least(offload)? else { continue };
             fitting.push((saving, found));
-            if fitting.len() == 1 && saving.recompute == self.recompute.unwrap_or(Recompute::NONE) {
+            if fitting.len() == 1 && saving.recompute == self.first() {
                 break;
             }
         }
@@ -190,18 +194,23 @@ impl Search<'_, '_> {
         Ok(None)
     }
 
+    /// The recomputation that is tried first: the one that is asked for, or the least.
+    fn first(&self) -> Recompute {
+        self.recompute.unwrap_or_else(|| self.compilation.least_recompute())
+    }
+
     /// The most that can be recomputed.
     fn most(&self) -> Result<Recompute, Report> {
         Ok(Recompute { stages: stages(&self.compilation.graph)?, selective: true })
     }
 
-    /// The least recomputation with which the plan fits: none, then the cheap values, then more and more
+    /// The least recomputation with which the plan fits: that of the device, then the cheap values, then more and more
     /// stages whole.
     fn least(&self, offload: Offload) -> Result<Option<(Saving, Needs)>, Report> {
         if let Some(asked) = self.recompute {
             return self.fits(asked, offload);
         }
-        for recompute in [Recompute::NONE, Recompute::SELECTIVE] {
+        for recompute in [self.first(), Recompute::SELECTIVE] {
             if let Some(found) = self.fits(recompute, offload)? {
                 return Ok(Some(found));
             }
@@ -238,7 +247,7 @@ impl Search<'_, '_> {
     /// The error that names the memory needed with the first offload that was tried, and the
     /// smallest budgets that would do.
     fn too_small(&self, offload: Offload) -> Result<Report, Report> {
-        let needed = self.needs(self.recompute.unwrap_or(Recompute::NONE), offload)?.peak_bytes;
+        let needed = self.needs(self.first(), offload)?.peak_bytes;
         let message = format!(
             "the plan needs {} per rank, more than `memory.budget` = {}",
             bytes(needed),
@@ -249,7 +258,8 @@ impl Search<'_, '_> {
             settings => format!("{smallest} bytes, with {}", settings.join(" and ")),
         };
         let smallest = self.smallest(offload)?;
-        let recompute = if smallest < needed { &["memory.recompute = \"auto\""][..] } else { &[] };
+        let other = self.recompute.is_some() && smallest < needed;
+        let recompute = if other { &["memory.recompute = \"auto\""][..] } else { &[] };
         let mut help = format!("the smallest sufficient budget is {}", with(smallest, recompute));
         let offloaded = self.smallest(Offload::Parameters)?;
         if offloaded < smallest {

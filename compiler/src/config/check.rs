@@ -172,6 +172,10 @@ fn reproducible(config: &Config) -> Option<Diagnostic> {
             another epilogue by another algorithm; set memory.recompute and memory.offload instead";
         return own("memory.budget", "and `target.device` = cuda".into(), help);
     }
+    if config.memory.budget.is_some() && config.memory.recompute.is_none() {
+        let help = "to fit the budget more may be recomputed on fewer ranks; set memory.recompute to \"none\", \"selective\" or \"unit\"";
+        return own("memory.budget", "and memory.recompute = \"auto\"".into(), help);
+    }
     None
 }
 

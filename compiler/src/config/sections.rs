@@ -263,8 +263,9 @@ declare! {
 
     /// Memory.
     memory: MemorySection {
-        /// Which activations backward recomputes.
-        recompute: Option<Recompute> = "none",
+        /// Which activations backward recomputes: none, cheap ones (`selective`), all of a unit, or `auto`: as `memory.budget`
+        /// requires, and on the CPU at least cheap ones.
+        recompute: Option<Recompute> = "auto",
         /// What is stored in host memory: nothing, optimizer state, also parameters, or `auto`: as `memory.budget`
         /// requires.
         offload: Option<Offload> = "none",
