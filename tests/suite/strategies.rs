@@ -1,6 +1,6 @@
 //! What sharding, wrapping and prefetching may change, and what they must not.
 
-use crate::support::{Planned, plan, train};
+use crate::support::{Planned, plan, plan_at, train, train_on, write_f32};
 use frit_ir::Region;
 use frit_ir::plan::{Action, BufferId, Phase, Place, Plan, Stream, Task, TaskId, UnitId};
 use petgraph::algo::tred::{dag_to_toposorted_adjacency_list, dag_transitive_reduction_closure};
@@ -47,6 +47,48 @@ fn three_ranks_agree_with_one() {
     let (one, three) = (train(&one, DATA, 10, false), train(&three, DATA, 10, false));
     for (a, b) in one.losses.iter().zip(&three.losses) {
         assert!((a - b).abs() < 1e-5, "{a} and {b}");
+    }
+}
+
+/// A layer whose weight is two parameters, one after the other, which backward reads.
+const FUSED: &str = r#"{ "frit_model": 1, "name": "fused",
+  "dims": { "batch": null },
+  "inputs": [ { "name": "x", "dtype": "f32", "shape": ["batch", 4] } ],
+  "params": [ { "name": "first", "shape": [4, 4], "init": { "normal": { "std": 0.5 } } },
+              { "name": "q", "shape": [4, 3], "init": { "normal": { "std": 0.5 } } },
+              { "name": "k", "shape": [4, 5], "init": { "normal": { "std": 0.5 } } } ],
+  "nodes": [ { "op": "matmul", "inputs": ["x", "first"], "outputs": ["h"] },
+             { "op": "concat", "inputs": ["q", "k"], "outputs": ["both"], "attrs": { "axis": 1 } },
+             { "op": "matmul", "inputs": ["h", "both"], "outputs": ["y"] } ],
+  "outputs": ["y"] }"#;
+
+#[test]
+fn parameters_that_are_concatenated_are_sharded() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (model, data) = (dir.path().join("model.json"), dir.path().join("data.safetensors"));
+    std::fs::write(&model, FUSED).expect("written");
+    let numbers = |n: usize, by: f32| (0..n).map(|i| (i as f32 * by).sin()).collect();
+    let x = ("x", vec![12, 4], numbers(48, 0.7));
+    write_f32(&data, &[x, ("labels", vec![12, 8], numbers(96, 1.3))]);
+    let losses = |batch: usize, settings: &[&str]| {
+        let settings = [&["loss.kind=mse"], settings].concat();
+        let planned = plan_at(&model, batch, &settings);
+        train_on(&planned, &data, 3, None).losses
+    };
+    for (compute, error) in [("precision.compute=fp32", 1e-5), ("precision.compute=bf16", 1e-2)] {
+        let one = losses(6, &[compute]);
+        for strategy in ["full_shard", "shard_grad_op", "shard_optimizer", "no_shard"] {
+            for recompute in ["none", "selective", "unit"] {
+                let (strategy, recompute) = (
+                    format!("sharding.strategy={strategy}"),
+                    format!("memory.recompute={recompute}"),
+                );
+                let more = [compute, "sharding.ranks=3", &strategy, &recompute];
+                for (a, b) in one.iter().zip(losses(2, &more)) {
+                    assert!((a / b - 1.0).abs() < error, "{more:?}: {a} and {b}");
+                }
+            }
+        }
     }
 }
 

@@ -3,6 +3,8 @@
 import pytest
 from test_program import check, is_archived, trained
 
+import frit
+
 
 def operators(torch):
     """Functions of [8, 6] activations between -2 and 2."""
@@ -85,6 +87,12 @@ def operators(torch):
         # The mask selects columns of rows, as it broadcasts.
         return x[:6].masked_scatter(torch.tensor([True, False, True, True, False, True]), x.roll(1, 0) * 2)
 
+    def attended(x):
+        # Windows of heads of rows.
+        q, k, v = (x.roll(n, 0).reshape(2, 1, 2, 2, 6) for n in range(3))
+        attend = functional.scaled_dot_product_attention
+        return attend(q, k, v, is_causal=True) + attend(q, k, v, attn_mask=torch.ones(2, 2).tril(1) * 0.5)
+
     def distances(x):
         return sum(functional.pdist(x, p) for p in (1.0, 2.0, 3.0, float("inf")))
 
@@ -107,6 +115,9 @@ def operators(torch):
         "sloped": lambda x: functional.rrelu(x, 0.1, 0.4),
         "enlarged": enlarged,
         "counted": counted,
+        "attended": attended,
+        # Axes that are not named, beside what only ONNX's exporter writes.
+        "over_all": lambda x: x * torch.lgamma(x.abs() + 1).mean(dim=None) + x.mean(dim=None, keepdim=True),
         "spread": spread,
         "quantile_like": quantile_like,
         "extremes": extremes,
@@ -127,7 +138,41 @@ def operators(torch):
 
 
 OPERATORS = "angles lengths covariant combined powers sloped averaged enlarged counted spread log_ndtr drawn hypot gamma_small gamma_large gamma_negative erfinv quantile_like extremes searched"
-OPERATORS += " distances pooled_1 pooled_2 pooled_3 reduced_mean reduced_amax reduced_prod bag_sum bag_mean bag_max gaussian gaussian_clamped"
+OPERATORS += " over_all distances pooled_1 pooled_2 pooled_3 reduced_mean reduced_amax reduced_prod bag_sum bag_mean bag_max gaussian gaussian_clamped"
+
+
+def test_attention_has_any_number_of_axes(torch):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = torch.nn.Linear(6, 6)
+
+        def forward(self, x):
+            return {"loss": (operators(torch)["attended"](self.a(x)) * torch.arange(1.0, 7).cos()).sum()}
+
+    torch.manual_seed(0)
+    plan, *compared = trained(torch, Model(), {"x": torch.randn(8, 6)})
+    check(*compared, rel=1e-5)
+    plan.verify()
+
+
+def test_what_is_drawn_in_place_and_permutations_are_random(torch):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = torch.nn.Linear(6, 6)
+
+        def forward(self, x):
+            drawn, order = torch.empty(64, 6).uniform_(0.5, 1.5), torch.randperm(32)
+            outside = ((drawn < 0.5) | (drawn > 1.5)).sum() + (order.sort()[0] != torch.arange(32)).sum()
+            return {"loss": outside + drawn.mean() + order[0] + 0 * self.a(x).sum()}
+
+    plan = frit.compile(Model(), {"x": torch.randn(8, 6)}, loss="output", precision="fp32")
+    with plan.trainer() as trainer:
+        losses = [trainer.step({"x": torch.randn(8, 6)})["loss"] for _ in range(4)]
+    assert len(set(losses)) == 4
+    # The first number of the permutation, and a mean near 1.
+    assert all(abs(loss - round(loss)) < 0.1 and 1 <= round(loss) <= 32 for loss in losses)
 
 
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True, "batch_first": True}, {"bias": False}])

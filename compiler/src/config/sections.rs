@@ -95,7 +95,7 @@ declare! {
         labels: String = "labels",
         /// The label that a cross-entropy ignores.
         ignore_index: i64 = -100,
-        /// Mean over all labels of the step, or first within each rank and micro-step.
+        /// Mean over all labels of the step, or first within each rank and micro-step, which is not implemented.
         reduction: Reduction = "global_mean",
         /// Whether labels of a cross-entropy are class indices or probabilities of all classes.
         targets: Targets = "indices",

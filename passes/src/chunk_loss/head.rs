@@ -144,7 +144,9 @@ impl Search<'_> {
                 }
                 Ok(Role::Rows)
             }
-            _ => Err("something besides elementwise operations and matmuls reads its logits"),
+            _ => Err(
+                "an operation that is neither elementwise nor a matmul reads its logits, as of label smoothing and fp8",
+            ),
         }
     }
 
