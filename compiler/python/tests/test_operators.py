@@ -138,22 +138,7 @@ def operators(torch):
 
 
 OPERATORS = "angles lengths covariant combined powers sloped averaged enlarged counted spread log_ndtr drawn hypot gamma_small gamma_large gamma_negative erfinv quantile_like extremes searched"
-OPERATORS += " over_all distances pooled_1 pooled_2 pooled_3 reduced_mean reduced_amax reduced_prod bag_sum bag_mean bag_max gaussian gaussian_clamped"
-
-
-def test_attention_has_any_number_of_axes(torch):
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a = torch.nn.Linear(6, 6)
-
-        def forward(self, x):
-            return {"loss": (operators(torch)["attended"](self.a(x)) * torch.arange(1.0, 7).cos()).sum()}
-
-    torch.manual_seed(0)
-    plan, *compared = trained(torch, Model(), {"x": torch.randn(8, 6)})
-    check(*compared, rel=1e-5)
-    plan.verify()
+OPERATORS += " attended over_all distances pooled_1 pooled_2 pooled_3 reduced_mean reduced_amax reduced_prod bag_sum bag_mean bag_max gaussian gaussian_clamped"
 
 
 def test_what_is_drawn_in_place_and_permutations_are_random(torch):
@@ -207,7 +192,8 @@ def test_operators_without_an_onnx_form_are_those_of_torch(torch, name):
     torch.manual_seed(0)
     plan, *compared = trained(torch, Model(), {"x": torch.randn(8, 6)})
     check(*compared, rel=1e-5)
-    assert not is_archived(plan)
+    # ONNX's exporter writes attention with four axes only.
+    assert is_archived(plan) == (name == "attended")
 
 
 def test_a_linear_layer_and_its_loss_may_be_one_call(torch):

@@ -1,7 +1,7 @@
 //! Whether two graphs compute the same outputs.
 
 use crate::explain::difference;
-use crate::reading::{Ranks, Reading};
+use crate::reading::{Known, Ranks, Reading};
 use crate::term::{Algebra, TermId, Terms};
 use crate::unstated::Unstated;
 use frit_ir::interpret::leaf_key;
@@ -88,14 +88,14 @@ impl Comparer {
         ranks: Ranks,
     ) -> Vec<Difference> {
         let t = &mut self.terms;
-        let first = Reading::new(t, before, ranks);
+        let (first, of_first) = Reading::with_constants(t, before, ranks);
         let expected = outputs(before, &first);
-        let second = Reading::new(t, after, ranks);
+        let (second, of_second) = Reading::with_constants(t, after, ranks);
         let mut found = differences(t, &expected, &outputs(after, &second));
         found.extend(of_another_part(before, after));
         found.extend(ill_formed(after));
         if t.before_gradients {
-            found.extend(of_other_parameters(before, after));
+            found.extend(of_other_parameters((before, &of_first), (after, &of_second)));
         }
         found
     }
@@ -217,7 +217,10 @@ fn ill_formed(graph: &Graph) -> Vec<Difference> {
 }
 
 /// Parameters that the loss depends on in one of two graphs only: they would be trained in one, and frozen in the other.
-fn of_other_parameters(before: &Graph, after: &Graph) -> Vec<Difference> {
+fn of_other_parameters(
+    before: (&Graph, &HashMap<ValueId, Known>),
+    after: (&Graph, &HashMap<ValueId, Known>),
+) -> Vec<Difference> {
     let (first, second) = (trained(before), trained(after));
     let only = |of: &BTreeMap<String, Origin>, other: &BTreeMap<String, Origin>, what: &str| {
         let names = of.iter().filter(|(name, _)| !other.contains_key(*name));
@@ -233,8 +236,9 @@ fn of_other_parameters(before: &Graph, after: &Graph) -> Vec<Difference> {
     found
 }
 
-/// The trainable parameters that floats on the way to the loss depend on, and where they are; nothing without a loss.
-fn trained(graph: &Graph) -> BTreeMap<String, Origin> {
+/// The trainable parameters that floats on the way to the loss depend on, and where they are; nothing without a loss. Of a choice whose
+/// condition is known only what is chosen counts.
+fn trained((graph, constants): (&Graph, &HashMap<ValueId, Known>)) -> BTreeMap<String, Origin> {
     let losses = graph.outputs.iter().filter(|o| o.kind == OutputKind::LossSum);
     let mut reached: BTreeSet<ValueId> = losses.map(|o| o.value).collect();
     let mut found = BTreeMap::new();
@@ -242,11 +246,18 @@ fn trained(graph: &Graph) -> BTreeMap<String, Origin> {
         if !node.outputs.iter().any(|v| reached.contains(v)) {
             continue;
         }
-        match &node.op {
-            Op::Param(param) if param.kind == ParamKind::Trainable => {
+        let condition = match &node.op {
+            Op::Select => constants.get(&node.inputs[0]).and_then(Known::as_splat),
+            _ => None,
+        };
+        match (&node.op, condition) {
+            (Op::Param(param), _) if param.kind == ParamKind::Trainable => {
                 found.insert(param.name.clone(), node.origin.clone());
             }
-            Op::Unary(UnaryFn::Detach) => {}
+            (Op::Unary(UnaryFn::Detach), _) => {}
+            (_, Some(condition)) => {
+                reached.insert(node.inputs[if condition == 0.0 { 2 } else { 1 }]);
+            }
             _ => reached.extend(node.inputs.iter().filter(|v| graph.ty(**v).dtype.is_float())),
         }
     }

@@ -121,9 +121,18 @@ pub(crate) struct Reading {
 impl Reading {
     /// Of a graph whose leaves are named by their keys.
     pub(crate) fn new(t: &mut Terms, graph: &Graph, ranks: Ranks) -> Reading {
-        let mut reading = Reading::unread(graph, ranks);
-        reading.read(t, graph, &mut HashMap::new());
-        reading
+        Reading::with_constants(t, graph, ranks).0
+    }
+
+    /// The same, and the values that are made of constants alone.
+    pub(crate) fn with_constants(
+        t: &mut Terms,
+        graph: &Graph,
+        ranks: Ranks,
+    ) -> (Reading, HashMap<ValueId, Known>) {
+        let (mut reading, mut constants) = (Reading::unread(graph, ranks), HashMap::new());
+        reading.read(t, graph, &mut constants);
+        (reading, constants)
     }
 
     /// The same with gradients reduced, or not, before they are added.
@@ -330,6 +339,11 @@ pub(crate) struct Known {
 }
 
 impl Known {
+    /// The number that all elements are, if they are one.
+    pub(crate) fn as_splat(&self) -> Option<f64> {
+        self.rounded.as_splat()
+    }
+
     fn exact(value: Tensor) -> Known {
         let rounded = Rc::new(value);
         Known { number: rounded.clone(), rounded }

@@ -358,6 +358,12 @@ fn gradients_that_are_still_to_be_taken_are_kept() {
         assert!(same(&other, false));
     }
     assert!(same(&plain, true));
+    // What is never chosen does not count.
+    let chosen = of(
+        "%one: bool[] = constant {splat = 1, ty = {\"dtype\":\"bool\",\"shape\":[]}}\n%e: f32[4, 4] = embedding %t, %i {}\n\
+         %y: f32[4, 4] = select %one, %e, %v",
+    );
+    assert!(same(&chosen, true));
 }
 
 #[test]
