@@ -414,7 +414,7 @@ impl Terms {
 
     /// The float that an integer is cast to: the same real number, but rounded, so comparisons of both may differ. Constants and the
     /// indices of axes are exact.
-    pub(crate) fn to_float(&mut self, a: TermId) -> TermId {
+    pub(crate) fn float_of(&mut self, a: TermId) -> TermId {
         let exact = |t: &Terms, ix: Ix| {
             let (low, high) = t.range(ix);
             -EXACT <= low && high <= EXACT
@@ -425,17 +425,17 @@ impl Terms {
             _ if self.is_truth(a) => a,
             Term::Sum(parts, constant) => {
                 let parts: Vec<(TermId, f64)> =
-                    parts.iter().map(|(t, f)| (self.to_float(*t), f.value())).collect();
+                    parts.iter().map(|(t, f)| (self.float_of(*t), f.value())).collect();
                 self.sum(&parts, constant.value())
             }
             Term::Product(factors) if factors.iter().any(|f| self.is_truth_factor(f)) => {
                 let (truths, others): (Vec<_>, Vec<_>) =
                     factors.iter().partition(|f| self.is_truth_factor(f));
                 let (truths, others) = (self.some_of(&truths), self.some_of(&others));
-                let others = self.to_float(others);
+                let others = self.float_of(others);
                 self.mul(truths, others)
             }
-            _ => self.apply("to_float", &[a]),
+            _ => self.apply("float_of", &[a]),
         }
     }
 

@@ -84,7 +84,7 @@ impl Terms {
             ("select", &[c, a, b]) => self.select(c, a, b),
             ("not_negative", &[a]) => self.not_negative(a),
             ("is_zero", &[a]) => self.is_zero(a),
-            ("to_float", &[a]) => self.to_float(a),
+            ("float_of", &[a]) => self.float_of(a),
             (OPERATION, _) => self.operation_of(function.attributes[0], operands),
             _ => self.function(function, operands),
         }

@@ -18,7 +18,7 @@ pub(super) fn cast(t: &mut Terms, x: &Operand, to: DType) -> TermId {
         () if from == DType::Bool || from.is_float() && to.is_float() || is_index(from, to) => {
             x.term
         }
-        () if to.is_float() => t.to_float(x.term),
+        () if to.is_float() => t.float_of(x.term),
         () => {
             let from = if from.is_float() { DType::F64 } else { from };
             let attributes = [from as u64, to as u64];

@@ -228,7 +228,7 @@ impl<'a> Numbers<'a> {
             ("is_inf", &[x]) => f64::from(x.is_infinite()),
             ("to_integer", &[x]) if second == DType::U8 as u64 => f64::from(x as i64 as u8),
             ("to_integer", &[x]) if second == DType::I32 as u64 => f64::from(x as i64 as i32),
-            ("to_float" | "of", &[x]) => x,
+            ("float_of" | "of", &[x]) => x,
             (WITH_INFINITY, &[x]) => {
                 let bound = f64::from_bits(second);
                 f64::from(match first {
