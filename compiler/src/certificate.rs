@@ -197,7 +197,9 @@ pub fn certify(
         let evaluation = found.split_off(training.done.len()).into_iter().map(|f| f.pass).collect();
         let outputs = kept(&training.checker.before, &found, training.checker.ranks.number());
         let passes = found.into_iter().map(|f| f.pass).collect();
-        let mut edited = edited.join().expect("invariant: lowering does not panic")?;
+        let mut edited = edited
+            .join()
+            .unwrap_or_else(|_| Err(another_trace("lowering does not end on its graph").into()))?;
         edited.extend(source.transpose()?.unwrap_or_default());
         Ok(Certificate { passes, evaluation, outputs, edited, model: None })
     })

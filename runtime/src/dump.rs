@@ -71,7 +71,11 @@ impl Outputs {
             file.reserve(8 + header.len() as u64 + end)?;
             Ok(file)
         });
-        let file = opened.map_err(io)?;
+        let file = opened.map_err(|e| {
+            // The first error is the one to report.
+            let _ = files::remove(&aside);
+            io(e)
+        })?;
         starts.iter_mut().for_each(|start| *start += 8 + header.len() as u64);
         Ok(Outputs { path: path.into(), aside, file, starts, examples })
     }

@@ -114,12 +114,14 @@ pub enum RunError {
         known: String,
     },
     /// An invalid value of a hyper-parameter.
-    #[error("`{name}` cannot be {value}; it must be a number of at least 0")]
+    #[error("`{name}` cannot be {value}; it must be {expected}")]
     HyperValue {
         /// The name given.
         name: String,
         /// The value given.
         value: f64,
+        /// What it must be.
+        expected: &'static str,
     },
     /// The moving average is requested, but the plan has none.
     #[error(

@@ -206,6 +206,11 @@ impl Feed {
         }
     }
 
+    /// That every label is ignored, if it is so.
+    pub(crate) fn ignored_labels(&self) -> Option<String> {
+        if let Feed::Examples(data) = self { data.ignored_labels() } else { None }
+    }
+
     /// How many examples there are, and how outputs have them.
     fn examples(&self, plan: &Plan) -> Examples {
         match self {
@@ -253,7 +258,8 @@ pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
     };
     let (feed, labeled) = feed(options, plan, eval)?;
     let examples = feed.examples(plan);
-    let Replaced { tensors: replaced, notes } = replaced;
+    let Replaced { tensors: replaced, mut notes } = replaced;
+    notes.extend(feed.ignored_labels());
     let source = Source { replaced, checkpoint, trained };
     let work = Evaluation { dir: &dir, eval, options, feed: &feed, source: &source, examples };
     let session = Session {

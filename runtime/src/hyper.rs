@@ -5,9 +5,33 @@ use crate::checkpoint::Checkpoint;
 use frit_ir::nearest::alike;
 use frit_ir::plan::Plan;
 
-/// Those that may be negative: coefficients of a polynomial. All others are rates, factors or numbers of steps.
-const OF_EITHER_SIGN: [&str; 3] =
-    ["optimizer.muon_ns_a", "optimizer.muon_ns_b", "optimizer.muon_ns_c"];
+/// What a hyper-parameter must be, in words, and whether a value is that: as in the configuration, but that any is known here by its name.
+fn expected(name: &str) -> (&'static str, fn(f64) -> bool) {
+    match name {
+        // Coefficients of a polynomial.
+        "optimizer.muon_ns_a" | "optimizer.muon_ns_b" | "optimizer.muon_ns_c" => {
+            ("a number below 3.4e38", |x| (x as f32).is_finite())
+        }
+        "optimizer.beta1" | "optimizer.beta2" => {
+            ("a number from 0 to below 1", |x| (0.0..1.0).contains(&x))
+        }
+        "optimizer.momentum"
+        | "optimizer.dampening"
+        | "optimizer.muon_momentum"
+        | "optimizer.ema"
+        | "schedule.pct_start" => ("a number from 0 to 1", |x| (0.0..=1.0).contains(&x)),
+        "schedule.warmup_steps"
+        | "schedule.total_steps"
+        | "schedule.step_size"
+        | "precision.growth_interval" => {
+            // Steps are counted in f32.
+            ("a whole number from 0 to 16777216", |x| {
+                x.fract() == 0.0 && (0.0..=16_777_216.0).contains(&x)
+            })
+        }
+        _ => ("a number of at least 0 and below 3.4e38", |x| x >= 0.0 && (x as f32).is_finite()),
+    }
+}
 
 /// Checks hyper-parameters given to a run.
 ///
@@ -29,9 +53,9 @@ pub(crate) fn check(plan: &Plan, hyper: &[(String, f64)]) -> Result<(), RunError
             };
             return Err(RunError::Hyper { name: name.clone(), remedy, known: known.join(", ") });
         }
-        let fits = *value >= 0.0 || OF_EITHER_SIGN.contains(&name.as_str());
-        if !(value.is_finite() && fits) {
-            return Err(RunError::HyperValue { name: name.clone(), value: *value });
+        let (expected, fits) = expected(name);
+        if !fits(*value) {
+            return Err(RunError::HyperValue { name: name.clone(), value: *value, expected });
         }
     }
     Ok(())

@@ -10,7 +10,7 @@ use crate::plan_dir::limit_kernels_to;
 use crate::run::{RunReport, run};
 use clap::{CommandFactory, Parser};
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 
 /// Run training steps from a plan directory, evaluate its model, compare its kernels with the interpreter, or check this
 /// machine.
@@ -62,29 +62,22 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         (Some(Command::Eval(options)), _) => {
             limit_kernels_to(&options.plan);
             match evaluate(&options) {
-                Ok(report) => {
-                    let text = report.map(|r| r.render(options.json)).unwrap_or_default();
-                    // A reader may close the pipe early.
-                    let _ = write!(std::io::stdout(), "{text}");
-                    0
-                }
+                Ok(report) => print(&report.map(|r| r.render(options.json)).unwrap_or_default()),
                 Err(e) => fail(&e.to_string()),
             }
         }
         (Some(Command::Compare(options)), _) => match compare::compare(&options) {
-            Ok(report) => {
-                // As above.
-                let _ = write!(std::io::stdout(), "{}", report.render(options.json));
-                if report.is_close() { 0 } else { 1 }
-            }
+            Ok(report) => match print(&report.render(options.json)) {
+                0 => u8::from(!report.is_close()),
+                code => code,
+            },
             Err(e) => fail(&e.to_string()),
         },
         (Some(Command::Doctor(options)), _) => match doctor(&options) {
             Ok(findings) => {
                 let text = if options.json { findings.json() } else { findings.table() };
-                // As above.
-                let _ = write!(std::io::stdout(), "{text}");
-                findings.complaint().map_or(0, |message| fail(&message))
+                let code = print(&text);
+                findings.complaint().map_or(code, |message| fail(&message))
             }
             Err(e) => fail(&e.to_string()),
         },
@@ -111,11 +104,11 @@ fn train(arguments: Arguments) -> u8 {
                 };
                 let ended = report.early_end().map(|why| why + "\n").unwrap_or_default();
                 let text = format!("loss {loss:.4}{skipped}\n{ended}");
-                // A reader may close the pipe early.
-                let _ = match is_taken {
-                    true => write!(std::io::stderr(), "{text}"),
-                    false => write!(std::io::stdout(), "{text}"),
-                };
+                match is_taken {
+                    // Nothing can be done if this fails.
+                    true => _ = write!(std::io::stderr(), "{text}"),
+                    false => return print(&text),
+                }
             }
             0
         }
@@ -124,6 +117,15 @@ fn train(arguments: Arguments) -> u8 {
             1
         }
         Err(e) => fail(&e.to_string()),
+    }
+}
+
+/// Writes to standard output; the exit code. A reader may close a pipe early.
+fn print(text: &str) -> u8 {
+    let mut out = std::io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => fail(&format!("standard output: {e}")),
+        _ => 0,
     }
 }
 

@@ -220,7 +220,11 @@ pub(crate) fn train<'a>(
     let steps = steps(resumed.as_ref());
     if let Steps::Files { data, .. } = &steps {
         notes.extend(data.misplaced_labels());
+        notes.extend(data.ignored_labels());
     }
+    let validated = validated.flatten();
+    let of_validation = validated.as_ref().and_then(|examples| examples.0.ignored_labels());
+    notes.extend(of_validation.map(|note| format!("validation: {note}")));
     let training = Training {
         replaced: replaced.tensors,
         hyper: hyper::effective(&dir.plan, &options.hyper, resumed.as_ref()),
@@ -231,7 +235,7 @@ pub(crate) fn train<'a>(
         refused: refusal.is_some(),
         run,
         validation,
-        validated: validated.flatten(),
+        validated,
         dir,
         options,
     };

@@ -3,7 +3,8 @@
 
 use crate::RunError;
 use crate::checkpoint::lock::Run;
-use crate::checkpoint::saver::Saver;
+use crate::checkpoint::saver::{Saved, Saver};
+use crate::checkpoint::snapshot::parameter_not_finite;
 use crate::checkpoint::{Checkpoint, Position, restore};
 use crate::course::Course;
 use crate::device::{Device, Span};
@@ -401,11 +402,19 @@ impl<D: Device> Rank<'_, D> {
         Ok(())
     }
 
-    /// Ensures that the final state is on disk, unless the run has failed.
+    /// Ensures that the final state is finite, and on disk if checkpoints are saved, unless the run has failed.
     fn last_checkpoint(&mut self) -> Result<(), RunError> {
-        let position = self.position();
-        let Some(saver) = &mut self.saver else { return Ok(()) };
-        let step = self.step;
+        let (position, step) = (self.position(), self.step);
+        let Some(saver) = &mut self.saver else {
+            if !self.reporter.judge.has_ended() {
+                let plan = &self.training.dir.plan;
+                let found = parameter_not_finite(plan, self.device, self.rank)?;
+                found
+                    .into_iter()
+                    .for_each(|name| self.reporter.saved(step, Saved::NotFinite(name)));
+            }
+            return Ok(());
+        };
         if self.reporter.judge.has_ended() {
             saver.settle(self.device)?;
         } else {

@@ -178,6 +178,7 @@ impl Trainer {
         if !self.looked_at_labels {
             self.looked_at_labels = true;
             self.warnings.extend(data.misplaced_labels());
+            self.warnings.extend(data.ignored_labels());
         }
         let data = Arc::new(data);
         let stepped = self.ask(|reply| Order::Step(data, reply), tick)?;

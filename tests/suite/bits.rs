@@ -423,7 +423,7 @@ fn the_page_says_which_outputs_are_equal_bit_for_bit() {
           evaluation: as stated: shard
           evaluation: assumed: evaluate
           30 of 119 outputs (gradients: 27, metrics: 3) equal bit for bit
-          assumed: a kernel computes an operation alike wherever it stands, in fused regions too
+          assumed: an operation has the same bits in every kernel, inside and outside of fused regions
           89 of 119 outputs (gradients: 1, metrics: 3, parameters and states: 85) equal but for f32 rounding, such as the order of sums: fuse
         plan: certified: every rank computes the step of the model
     "#]]
@@ -446,7 +446,7 @@ fn the_page_says_which_outputs_are_equal_bit_for_bit() {
           evaluation: as stated: shard
           evaluation: assumed: evaluate
           2 of 119 outputs (metrics: 2) equal bit for bit
-          assumed: a kernel computes an operation alike wherever it stands, in fused regions too
+          assumed: an operation has the same bits in every kernel, inside and outside of fused regions
           28 of 119 outputs (gradients: 27, metrics: 1) equal but for f32 rounding, such as the order of sums: fuse, shard over 4 ranks
           89 of 119 outputs (gradients: 1, metrics: 3, parameters and states: 85) equal but for rounding: chunk_loss, fuse, shard over 4 ranks
           117 outputs rounded, by add to bf16, attention to bf16, attention_grad to bf16, cast to bf16, cross_entropy_grad to bf16, gelu_tanh to bf16, gelu_tanh_grad to bf16, matmul to bf16

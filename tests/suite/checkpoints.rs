@@ -1,6 +1,7 @@
 //! Training resumed from a checkpoint equals uninterrupted training.
 
 use crate::support::{Planned, file, plan};
+use frit::export::Trained;
 use frit_ir::plan::sha256_hex;
 use frit_runtime::checkpoint::{Checkpoint, CheckpointOptions};
 use frit_runtime::run::{RunOptions, RunReport, run};
@@ -143,6 +144,45 @@ fn checkpoints_move_between_world_sizes_and_strategies() {
     moves(&["optimizer.kind=muon"], 1e-4, &[(1, &[]), (3, &[]), (2, no_shard), (4, hybrid)]);
 }
 
+#[test]
+fn what_is_switched_on_later_begins_at_a_checkpoint() {
+    let data = data("gpt2");
+    let plain = gpt2(2, &[]);
+    let start = plain.dir.path().join("start");
+    go_on(&plain, &data, 3, &start);
+    let expected = go_on(&plain, &data, 6, &plain.dir.path().join("whole")).losses;
+    for (more, bound) in [("optimizer.ema=0.9", 1e-6), ("precision.compute=fp8", 0.2)] {
+        for ranks in [1, 2, 3] {
+            let other = gpt2(ranks, &[more]);
+            let (dir, averages) = (other.dir.path().join("moved"), other.dir.path().join("ema"));
+            copy_dir(&start, &dir);
+            let ema = more.contains("ema").then(|| averages.clone());
+            let options = RunOptions { save_ema: ema, ..options(&data, 6, &dir) };
+            let report = run(&other.path(), &options).unwrap_or_else(|e| panic!("{more}: {e}"));
+            for (a, b) in report.losses.iter().zip(&expected[3..]) {
+                assert!((a - b).abs() < bound, "{more}, {ranks} ranks: {a} for {b}");
+            }
+            if !more.contains("ema") {
+                continue;
+            }
+            // 0.9³·p₃ + 0.1·(0.9²·p₄ + 0.9·p₅ + p₆) is near the parameters, not near zero.
+            let trained = Checkpoint::open(&dir).expect("a checkpoint");
+            let numbers = |bytes: &[u8]| -> Vec<f32> {
+                let (all, _) = bytes.as_chunks::<4>();
+                all.iter().map(|b| f32::from_le_bytes(*b)).collect()
+            };
+            let file = std::fs::read(&averages).expect("the averages");
+            for (name, view) in safetensors::SafeTensors::deserialize(&file).expect("a file").iter()
+            {
+                let last = numbers(&trained.tensor(&format!("param/{name}")).expect("it is saved"));
+                for (a, b) in numbers(view.data()).iter().zip(&last) {
+                    assert!((a - b).abs() < 0.02, "{name}: {a} is the average of {b}");
+                }
+            }
+        }
+    }
+}
+
 /// Half of the way on four ranks, a quarter on others, and the rest on four; losses are within `bound` of those of four.
 fn moves(settings: &[&str], bound: f64, others: &[(usize, &[&str])]) {
     let data = data("gpt2");
@@ -243,6 +283,13 @@ fn damaged_and_foreign_checkpoints_are_refused() {
     std::fs::remove_file(&shard).expect("removed");
     refused(&planned, &options, &["rank-00001.safetensors"]);
     std::fs::write(&shard, &good).expect("written");
+    let source = step.join("source/train.toml");
+    let good = std::fs::read(&source).expect("the configuration");
+    std::fs::write(&source, [&good[..], b"\n"].concat()).expect("written");
+    let checkpoint = Checkpoint::open(&step).unwrap_or_else(|e| panic!("{e}"));
+    let error = Trained::of_checkpoint(checkpoint).err().expect("it is damaged").to_string();
+    assert!(error.contains("source/train.toml") && error.contains("checksum"), "{error}");
+    std::fs::write(&source, &good).expect("written");
     let index = step.join("index.json");
     let text = std::fs::read_to_string(&index).expect("the index");
     std::fs::write(&index, text.replace("\"step\": 2", "\"step\": 1")).expect("written");

@@ -12,6 +12,9 @@ use std::process::{Command, Stdio};
 /// The arguments of the program that the test starts in a terminal: itself.
 const ARGUMENTS: &str = "FRIT_TERMINAL_ARGUMENTS";
 
+/// The same for a program whose output does not fit a disk.
+const FULL: &str = "FRIT_FULL_ARGUMENTS";
+
 /// What a program writes on a terminal of this many columns.
 fn in_terminal(arguments: &[&str], columns: u16, variables: &[(&str, &str)]) -> Vec<u8> {
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudo-terminal");
@@ -142,5 +145,37 @@ fn a_run_shows_one_live_line() {
         assert_eq!(lines.len(), expected, "{case}: {last:?}");
         let warned = text.contains("warning: ");
         assert_eq!(warned, more[0] == file && more.len() == 2, "{case}: {text}");
+    }
+}
+
+/// Also what runs.
+#[test]
+fn output_that_cannot_be_written_is_an_error() {
+    if let Ok(arguments) = std::env::var(FULL) {
+        let full = OpenOptions::new().write(true).open("/dev/full").expect("the device");
+        rustix::stdio::dup2_stdout(full).expect("standard output");
+        let arguments = [&["frit"], &*arguments.lines().collect::<Vec<_>>()].concat();
+        let code = frit::commands::main(arguments.into_iter().map(Into::into));
+        std::process::exit(i32::from(code));
+    }
+    let planned = plan_to_evaluate("tests/models/mlp/model.onnx", 4, &[]);
+    let path = planned.path().to_string_lossy().into_owned();
+    let data = file("tests/models/mlp/data.safetensors").to_string_lossy().into_owned();
+    for arguments in [
+        &["passes"][..],
+        &["--help"],
+        &["inspect", &path, "--json"],
+        &["verify", &path, "--quick"],
+        &["eval", &path, "--data", &data, "--json"],
+        &["run", &path, "--data", &data, "--steps", "1"],
+    ] {
+        let ended = Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", "terminal::output_that_cannot_be_written_is_an_error", "--nocapture"])
+            .env(FULL, arguments.join("\n"))
+            .output()
+            .expect("a process");
+        let errors = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(2), "{arguments:?}: {errors}");
+        assert!(errors.contains("standard output"), "{arguments:?}: {errors}");
     }
 }

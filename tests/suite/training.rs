@@ -2,6 +2,7 @@
 //! PyTorch's GradScaler; the state that a skipped step leaves unchanged.
 
 use crate::support::{Planned, plan_at, train, train_on};
+use frit_runtime::run::RunOptions;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -303,6 +304,36 @@ fn accumulated_micro_steps_are_one_large_step() {
         for (a, b) in parts.iter().zip(&whole) {
             assert!((a - b).abs() < 1e-6, "{accumulation} micro-steps, {ranks} ranks: {a}, {b}");
         }
+    }
+}
+
+#[test]
+fn parameters_that_the_last_update_breaks_are_not_saved() {
+    let linear = Linear::new();
+    let data = linear.file("data.safetensors");
+    data_with_overflows(&data, 4, &[], 0);
+    let broken = ["optimizer.kind=sgd", "optimizer.lr=3.3e38", "optimizer.clip_grad_norm=0"];
+    for more in [
+        "sharding.ranks=1",
+        "sharding.ranks=2",
+        "precision.compute=bf16",
+        "precision.compute=bf16-pure",
+    ] {
+        let batch = if more == "sharding.ranks=2" { BATCH / 2 } else { BATCH };
+        let planned =
+            linear.plan(batch, &[&broken[..], &["optimizer.weight_decay=10", more]].concat());
+        let save = planned.dir.path().join("trained.safetensors");
+        let options = RunOptions {
+            steps: 1,
+            data: data.clone().into(),
+            save: Some(save.clone()),
+            threads: Some(1),
+            ..RunOptions::default()
+        };
+        let report = frit_runtime::run::run(&planned.path(), &options).expect("it runs");
+        let stopped = report.stopped.map(|why| why.to_string()).unwrap_or_default();
+        assert!(stopped.contains("is not finite"), "{more}: {stopped}");
+        assert!(!save.exists(), "{more}");
     }
 }
 

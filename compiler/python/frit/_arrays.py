@@ -42,7 +42,7 @@ def pair(value, name, dtype=None):
     """A C-contiguous little-endian array, and the name of its type. ``dtype`` decides for values that have none."""
     kind = None
     if _is_torch(value):
-        value, kind = _of_torch(value)
+        value, kind = _of_torch(value, name)
     elif not isinstance(value, np.ndarray):
         value = _as_array(value, name, dtype)
     if value.dtype.byteorder == ">" or (value.dtype.byteorder == "=" and np.little_endian is False):
@@ -72,7 +72,11 @@ def _is_torch(value):
     return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
 
 
-def _of_torch(value):
+def _of_torch(value, name):
+    if str(value.layout) != "torch.strided":
+        raise refuse("E100", f"`{name}` is sparse", "give it as `.to_dense()`")
+    if value.device.type == "meta":
+        raise refuse("E100", f"`{name}` has no elements, as it is on the device `meta`", "give it values")
     value = value.detach()
     if value.device.type != "cpu":
         value = value.cpu()

@@ -63,6 +63,8 @@ def compile(
         findings = exported.compiled(lambda file: compiled(file.path, file.options, file.outputs))
     elif example_inputs is not None:
         raise refuse("E097", "example_inputs are for torch modules", "leave them out for a model in a file")
+    elif not isinstance(model, (str, os.PathLike)):
+        raise refuse("E097", f"a {type(model).__name__} is no model", "give a torch module, or the path of a file")
     else:
         findings = compiled(os.fspath(model), {}, [])
     for found in findings:
@@ -233,6 +235,8 @@ class Plan:
 
     def diff(self, other):
         """The differences to another plan, B minus A: numbers, configuration, casts, collectives, launches, lints."""
+        if not isinstance(other, Plan):
+            raise refuse("E097", f"a {type(other).__name__} is no plan", "read it with `frit.load(directory)` first")
         return json.loads(self._plan.diff(other._plan))
 
     def report(self, path="report.html", *, metrics=(), trace=None, quick=False):

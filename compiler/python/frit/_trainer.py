@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 
 from frit import _arrays, _config, _export, _frit
-from frit._errors import warn
+from frit._errors import refuse, warn
 
 
 class Trainer:
@@ -30,6 +30,13 @@ class Trainer:
         hyper,
     ):
         self.plan = plan
+        without = [name for name, given in (
+            ("checkpoint_every", checkpoint_every is not None),
+            ("keep", keep is not None),
+            ("resume", resume),
+        ) if given and checkpoint is None]
+        if without:
+            raise refuse("E097", f"`{without[0]}` without `checkpoint`", "name the directory, checkpoint=\"...\"")
         if isinstance(weights, (str, os.PathLike)):
             weights = [weights]
         self._trainer = _frit.Trainer(

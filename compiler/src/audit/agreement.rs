@@ -195,7 +195,7 @@ pub(super) fn reason_against_one_rank(
     }
     if !base.counts_are_equal && !base.is_counted {
         return reason(
-            "weighted losses are means over the ranks of each micro-step, which count differently",
+            "losses of different elements are means over the ranks of each micro-step, which count differently",
         );
     }
     None

@@ -55,6 +55,12 @@ impl Loss {
         self.term.weight
     }
 
+    /// The input whose labels are counted, and which of them is not; none if the number of elements is known.
+    pub(super) fn counted(&self) -> Option<(&str, i64)> {
+        let Term { kind, soft_targets, labels, ignore_index, .. } = &self.term;
+        (*kind == LossKind::CrossEntropy && !soft_targets).then_some((labels, *ignore_index))
+    }
+
     /// The input with the labels, if there is one.
     pub(super) fn labels(&self) -> Option<&str> {
         (self.term.kind != LossKind::Output).then_some(self.term.labels.as_str())

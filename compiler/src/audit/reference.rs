@@ -49,7 +49,7 @@ pub(super) struct Reference {
 enum Ends {
     /// Formulas of outputs.
     Losses(Vec<Loss>),
-    /// Values of the graph, of which the sum and the count are added, or if they are weighted each is a mean.
+    /// Values of the graph, of which the sum and the count are added.
     Graph { sum: ValueId, count: ValueId },
 }
 
@@ -166,7 +166,7 @@ impl Reference {
             params,
             loss: f64::NAN,
             count: 0.0,
-            is_counted: self.weighted().is_none(),
+            is_counted: self.means().is_none(),
             counts_are_equal: true,
         };
         for micro in 0..micro_steps {
@@ -249,15 +249,23 @@ impl Reference {
         (0..base.feeds.len()).map(ranks).collect()
     }
 
-    /// The mean over all elements of the step; of a weighted sum of losses, the mean over micro-steps of those over ranks.
+    /// The mean over all elements of the step; of losses that count different elements, the mean over micro-steps of those over ranks.
     fn mean(&self, sums: &[Vec<Vec<Sum>>]) -> f64 {
         let added = |all: &mut dyn Iterator<Item = Sum>| {
             let total = all
                 .fold(Sum::default(), |a, b| Sum { sum: a.sum + b.sum, count: a.count + b.count });
             total.sum / total.count.max(1.0)
         };
-        let Some(losses) = self.weighted() else {
-            return added(&mut sums.iter().flatten().map(|s| s[0]));
+        let weight = |k: usize| match &self.ends {
+            Ends::Losses(all) => all[k].weight(),
+            Ends::Graph { .. } => 1.0,
+        };
+        let Some(losses) = self.means() else {
+            let of_rank = |all: &Vec<Sum>| Sum {
+                sum: all.iter().enumerate().map(|(k, s)| weight(k) * s.sum).sum(),
+                count: all[0].count,
+            };
+            return added(&mut sums.iter().flatten().map(of_rank));
         };
         let micro = |ranks: &Vec<Vec<Sum>>| -> f64 {
             let one =
@@ -268,11 +276,12 @@ impl Reference {
     }
 
     /// The losses, if each is a mean of its own.
-    fn weighted(&self) -> Option<&[Loss]> {
-        match &self.ends {
-            Ends::Losses(all) if all.len() > 1 || all[0].weight() != 1.0 => Some(all),
-            _ => None,
-        }
+    fn means(&self) -> Option<&[Loss]> {
+        let Ends::Losses(all) = &self.ends else { return None };
+        let first = all[0].counted();
+        let is_one =
+            all.len() == 1 || first.is_some() && all.iter().all(|loss| loss.counted() == first);
+        (!is_one).then_some(all)
     }
 
     /// The values of a micro-step; with `moved`, of what depends on these parameters.

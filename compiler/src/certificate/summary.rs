@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Said wherever bits are: it is a statement about graphs.
 pub const KERNELS: &str =
-    "a kernel computes an operation alike wherever it stands, in fused regions too";
+    "an operation has the same bits in every kernel, inside and outside of fused regions";
 
 /// Said wherever numbers are compared as real ones.
 const REAL_NUMBERS: [&str; 5] = [

@@ -4,7 +4,6 @@ use crate::audit::{Options, audit};
 use crate::diagnostics::Report;
 use frit_ir::{Code, Diagnostic};
 use frit_runtime::data::{Source, TokenDType};
-use std::io::Write;
 use std::path::PathBuf;
 
 /// Arguments of `frit audit`.
@@ -73,8 +72,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     if wrong.is_empty() {
         return Ok(page);
     }
-    // A reader may close the pipe early.
-    let _ = anstream::stdout().write_all(page.as_bytes());
+    super::print(&page)?;
     let n = frit_ir::counted(wrong.len(), "comparison");
     let message = format!("{n} of the audit of {} failed", args.plan.display());
     let error = Diagnostic::error(Code::AuditFailed, message);

@@ -25,8 +25,9 @@ pub mod verify;
 use crate::diagnostics::Report;
 use crate::render;
 use clap::{Parser, Subcommand};
+use frit_ir::{Code, Diagnostic};
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{self, ErrorKind, Write};
 
 /// A graph compiler for mixed-precision, fully sharded training.
 #[derive(Debug, Parser)]
@@ -95,21 +96,38 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(error) => {
-            // Nothing can be done if this fails.
-            let _ = error.print();
-            return error.exit_code() as u8;
+            let written = written(error.print());
+            return written.map_or_else(|e| failed(&e.into()), |()| error.exit_code() as u8);
         }
     };
-    match execute(&cli) {
-        Ok(text) => {
-            // A reader may close the pipe early.
-            let _ = anstream::stdout().write_all(text.as_bytes());
-            0
+    match execute(&cli).and_then(|text| Ok(print(&text)?)) {
+        Ok(()) => 0,
+        Err(report) => failed(&report),
+    }
+}
+
+/// Prints what is wrong; the exit code.
+fn failed(report: &Report) -> u8 {
+    render::print(&report.diagnostics);
+    report.exit_code()
+}
+
+/// Writes to standard output.
+///
+/// # Errors
+/// If it cannot be written, such as a file on a full disk. A reader may close a pipe early.
+fn print(text: &str) -> Result<(), Diagnostic> {
+    let mut out = anstream::stdout();
+    written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+fn written(result: io::Result<()>) -> Result<(), Diagnostic> {
+    match result {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => {
+            Err(Diagnostic::error(Code::FileUnwritable, format!("standard output: {e}"))
+                .help("the result is incomplete: free disk space, or write it elsewhere"))
         }
-        Err(report) => {
-            render::print(&report.diagnostics);
-            report.exit_code()
-        }
+        _ => Ok(()),
     }
 }
 

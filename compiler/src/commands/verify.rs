@@ -16,7 +16,6 @@ use frit_runtime::progress::Heartbeat;
 use indicatif::ProgressBar;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -80,8 +79,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     match certificate.and_then(|found| open(&args.plan, &found)) {
         None => Ok(text),
         Some(error) => {
-            // A reader may close the pipe early.
-            let _ = anstream::stdout().write_all(text.as_bytes());
+            super::print(&text)?;
             Err(error.into())
         }
     }

@@ -165,16 +165,16 @@ fn reproducible(config: &Config) -> Option<Diagnostic> {
     }
     if config.memory.budget.is_some() && config.memory.loss_chunks.is_none() {
         let help = "to fit the budget the loss may be computed in more chunks on fewer ranks; set memory.loss_chunks to a number";
-        return own("memory.budget", "and memory.loss_chunks = \"auto\"".into(), help);
+        return own("memory.loss_chunks", "\"auto\" and a memory.budget".into(), help);
     }
     if config.memory.budget.is_some() && config.target.device == DeviceType::Cuda {
         let help = "to fit the budget other values may be recomputed on fewer ranks, and a GPU's library may compute a GEMM with \
             another epilogue by another algorithm; set memory.recompute and memory.offload instead";
-        return own("memory.budget", "and `target.device` = cuda".into(), help);
+        return own("target.device", "\"cuda\" and a memory.budget".into(), help);
     }
     if config.memory.budget.is_some() && config.memory.recompute.is_none() {
         let help = "to fit the budget more may be recomputed on fewer ranks; set memory.recompute to \"none\", \"selective\" or \"unit\"";
-        return own("memory.budget", "and memory.recompute = \"auto\"".into(), help);
+        return own("memory.recompute", "\"auto\" and a memory.budget".into(), help);
     }
     None
 }

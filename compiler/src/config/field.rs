@@ -53,7 +53,7 @@ impl Field for u64 {
 }
 
 impl Field for i64 {
-    const KIND: Kind = Kind::ChoiceOrInteger(&[]);
+    const KIND: Kind = Kind::ChoiceOrInteger(&[], i64::MIN);
 
     fn get(value: &Value) -> Option<Self> {
         if let Value::Signed(i) = value { Some(*i) } else { None }
@@ -66,7 +66,7 @@ impl Field for i64 {
 
 /// `"none"`, or a number of at least 0.
 impl Field for Option<usize> {
-    const KIND: Kind = Kind::ChoiceOrInteger(&[NONE]);
+    const KIND: Kind = Kind::ChoiceOrInteger(&[NONE], 0);
 
     fn get(value: &Value) -> Option<Self> {
         match value {
@@ -83,7 +83,7 @@ impl Field for Option<usize> {
 
 /// `"auto"`, or an integer.
 impl Field for Option<i64> {
-    const KIND: Kind = Kind::ChoiceOrInteger(&[AUTO]);
+    const KIND: Kind = Kind::ChoiceOrInteger(&[AUTO], i64::MIN);
 
     fn get(value: &Value) -> Option<Self> {
         match value {

@@ -34,8 +34,8 @@ pub enum Kind {
     Float(&'static [&'static str]),
     /// One of these words, or a number between the bounds.
     ChoiceOrNumber(&'static [&'static str], f64, f64),
-    /// One of these words, or a whole number of either sign.
-    ChoiceOrInteger(&'static [&'static str]),
+    /// One of these words, or a whole number of at least this.
+    ChoiceOrInteger(&'static [&'static str], i64),
     /// A number of bytes such as `16e9` or `"24GiB"`, or one of these words.
     Bytes(&'static [&'static str]),
     /// Two numbers, each in `[0, 1)`.
@@ -101,10 +101,10 @@ impl Kind {
                 .filter(|s| words.contains(s))
                 .map(|s| Value::Text(s.into()))
                 .or(number.filter(|x| within(*x, min, max)).map(Value::Number)),
-            Kind::ChoiceOrInteger(words) => text
+            Kind::ChoiceOrInteger(words, min) => text
                 .filter(|s| words.contains(s))
                 .map(|s| Value::Text(s.into()))
-                .or(whole(value).map(Value::Signed)),
+                .or(whole(value).filter(|n| *n >= min).map(Value::Signed)),
             Kind::Bytes(words) => match text {
                 Some(s) if words.contains(&s) => Some(Value::Text(s.into())),
                 Some(s) => bytes(s).map(Value::Number),
@@ -152,8 +152,11 @@ impl Kind {
             Kind::Float(words) => {
                 format!("one of {}, \"fp32\", \"bf16\", \"fp16\", \"fp64\"", list(words))
             }
-            Kind::ChoiceOrInteger(&[]) => "a whole number".into(),
-            Kind::ChoiceOrInteger(words) => format!("{} or a whole number", list(words)),
+            Kind::ChoiceOrInteger(&[], _) => "a whole number".into(),
+            Kind::ChoiceOrInteger(words, i64::MIN) => format!("{} or a whole number", list(words)),
+            Kind::ChoiceOrInteger(words, min) => {
+                format!("{} or a whole number of at least {min}", list(words))
+            }
             Kind::ChoiceOrNumber(words, min, max) => {
                 format!("{} or {}", list(words), range(min, max))
             }

@@ -61,7 +61,10 @@ fn of(kind: Kind) -> Value {
         [] => other,
         list => json!({ "anyOf": [words(list), other] }),
     };
-    let integer = json!({ "type": "integer" });
+    let integer = |min: i64| match min {
+        i64::MIN => json!({ "type": "integer" }),
+        _ => json!({ "type": "integer", "minimum": min }),
+    };
     let texts = json!({ "type": "array", "items": { "type": "string" } });
     match kind {
         Kind::Integer(min, max) => json!({ "type": "integer", "minimum": min, "maximum": max }),
@@ -74,7 +77,7 @@ fn of(kind: Kind) -> Value {
             words(&[list, &["fp32", "bf16", "fp16", "fp64", "f32", "f16", "f64"]].concat())
         }
         Kind::ChoiceOrNumber(list, min, max) => either(list, number(min, max)),
-        Kind::ChoiceOrInteger(list) => either(list, integer),
+        Kind::ChoiceOrInteger(list, min) => either(list, integer(min)),
         Kind::Bytes(list) => {
             let units: Vec<&str> = UNITS.iter().map(|(unit, _)| *unit).collect();
             let pattern = format!(r"^\s*[0-9.]+(e[0-9]+)?\s*({})?\s*$", units.join("|"));
@@ -90,7 +93,7 @@ fn of(kind: Kind) -> Value {
             json!({ "type": "array", "items": number, "minItems": 3, "maxItems": 3 })
         }
         Kind::List => texts,
-        Kind::ListOrInteger => json!({ "anyOf": [texts, integer] }),
+        Kind::ListOrInteger => json!({ "anyOf": [texts, integer(i64::MIN)] }),
     }
 }
 

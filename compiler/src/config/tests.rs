@@ -166,6 +166,38 @@ fn every_integer_has_a_range() {
 }
 
 #[test]
+fn any_value_of_any_key_is_taken_or_refused() {
+    let values = [
+        "-1",
+        "0",
+        "-9223372036854775808",
+        "9223372036854775807",
+        "1e308",
+        "-1e308",
+        "nan",
+        "inf",
+        "0.5",
+        "\"\"",
+        "\"auto\"",
+        "\"none\"",
+        "[]",
+        "[\"\"]",
+        "[-1.0, 2.0]",
+        "true",
+        "{}",
+        "1979-05-27",
+    ];
+    for key in KEYS {
+        for value in values {
+            let set = format!("{}={value}", key.name);
+            let _: Result<Config, _> = Config::parse("", "", &[set]);
+        }
+    }
+    let text = errors("", &["run.reproducible=-1", "data.document_separator=-1"]);
+    assert!(text.matches("a whole number of at least 0").count() == 2, "{text}");
+}
+
+#[test]
 fn numbers_are_those_that_a_plan_holds() {
     for (set, expected) in [
         ("optimizer.lr=1e39", "`optimizer.lr` must be a number of at least 0 and below 3.4e38"),

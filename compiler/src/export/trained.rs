@@ -1,7 +1,7 @@
 //! Trained parameters: of a file that `frit run --save` wrote, of a checkpoint, or in memory.
 
 use super::message::{Elements, Merge};
-use crate::diagnostics::Report;
+use crate::diagnostics::{Report, of_run};
 use crate::import::mapped;
 use crate::plan_dir;
 use frit_ir::plan::{ParamHome, layout};
@@ -106,6 +106,7 @@ impl Trained {
         known(&checkpoint.index.left_out, &checkpoint.path)?;
         let names = checkpoint.parameters().map(str::to_string).collect();
         let (source, left_out) = (checkpoint.source(), checkpoint.index.left_out.clone());
+        let source = source.map_err(of_run)?;
         Ok(Trained { source, names, left_out, values: Values::Checkpoint(checkpoint) })
     }
 

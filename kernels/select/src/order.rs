@@ -41,7 +41,7 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
 }
 
 pub(super) fn cpu(op: &Op, ins: &[&TensorType], _: &[&TensorType]) -> Option<Routine> {
-    let x = ins[0];
+    let x = ins.first()?;
     let dims = x.shape.dims();
     let top = |axis: usize, k: usize, largest: bool, last: bool| {
         Some(TopK {

@@ -58,7 +58,9 @@ impl Pass for Differentiate {
         if !(factor.is_finite() && factor > 0.0) {
             return Err(Diagnostic::error(Code::LossEmpty, "the loss has no elements")
                 .at(&graph.def(loss).origin)
-                .help("capacity and accumulation must be positive"));
+                .help(
+                    "bind a batch, and every axis that the loss is over, of at least one element",
+                ));
         }
         let forward: Vec<NodeId> = graph.order().to_vec();
         let varied = varied_values(graph);

@@ -40,8 +40,8 @@ pub(super) fn widened(graph: &Graph, found: &mut Findings) {
 /// L24: a cast whose operand, followed through rearrangements and, where nothing is lost, over kernels,
 /// was cast from the very dtype it goes to. Rounding on the way counts only if nothing but the widening
 /// reads the rounded value: kept for others, or for later, it is what it should be. Nor does it count where the configuration states that
-/// every value is rounded (`pure`): without it, the step would compute other numbers.
-pub(super) fn ping_pong(plan: &Plan, pure: bool, found: &mut Findings) {
+/// every value or parameter is rounded (`stated`): without it, the step would compute other numbers.
+pub(super) fn ping_pong(plan: &Plan, stated: bool, found: &mut Findings) {
     let mut known = CastFrom::default();
     for task in &plan.tasks {
         let Action::Kernel { kernel, reads, writes } = &task.action else {
@@ -60,7 +60,7 @@ pub(super) fn ping_pong(plan: &Plan, pure: bool, found: &mut Findings) {
                     let own = body.ty(node.inputs[0]).dtype;
                     let rounds = !cast.to.widens_to(own);
                     let back = inherited == Some(cast.to) && own.is_float();
-                    let is_kept = pure || readers[node.inputs[0].0 as usize] > 1;
+                    let is_kept = stated || readers[node.inputs[0].0 as usize] > 1;
                     if back && !(rounds && is_kept) {
                         let message = format!("{} is cast to {own} and back", cast.to);
                         found.add("L24", &task.origin, &task.name, message);

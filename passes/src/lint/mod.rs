@@ -71,10 +71,10 @@ pub fn forward(graph: &Graph, facts: &Facts<'_>) -> Vec<Diagnostic> {
     found.list()
 }
 
-/// Lints of a finished plan whose durations are those of `device`; `pure` as of [`Autocast`](crate::autocast::Autocast).
-pub fn plan(plan: &Plan, device: &Device, pure: bool) -> Vec<Diagnostic> {
+/// Lints of a finished plan whose durations are those of `device`, of which the configuration may state that it rounds values.
+pub fn plan(plan: &Plan, device: &Device, rounds: bool) -> Vec<Diagnostic> {
     let mut found = Findings::default();
-    casts::ping_pong(plan, pure, &mut found);
+    casts::ping_pong(plan, rounds, &mut found);
     speed::lint(plan, device, &mut found);
     found.list()
 }

@@ -2,9 +2,10 @@
 //!
 //! In: a forward graph. Out: the same with an input of labels (unless the model computes the loss), and the outputs
 //! `LossSum` (the f32 sum of the losses of this rank's micro-batch) and `LossCount` (the f32 number of elements
-//! summed). Sum and count are separate so that ranks and micro-steps add up to the mean over all elements. Several
-//! losses are each divided by their own count, over all ranks, before they are weighted and added: `LossSum` is then
-//! the loss of this rank's share and `LossCount` is 1. What the kinds compute is in [`terms`].
+//! summed). Sum and count are separate so that ranks and micro-steps add up to the mean over all elements; of one loss, or several
+//! of the same class labels, the sum is weighted. Other losses are each divided by their own count, over all ranks, before they are
+//! weighted and added: `LossSum` is then the loss of this rank's share and `LossCount` is 1, so that micro-steps add up to the mean of
+//! their losses. What the kinds compute is in [`terms`].
 
 pub mod evaluation;
 pub mod metrics;
@@ -104,7 +105,7 @@ impl fmt::Display for Term {
 /// Attaches a loss.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loss {
-    /// The losses; a single one has weight 1.
+    /// The losses.
     pub terms: Vec<Term>,
     /// Number of ranks.
     pub world_size: usize,
@@ -132,9 +133,9 @@ impl Pass for Loss {
             parts.push(term.attach(&mut builder, logits)?);
             context.remark(&origin, format!("attached the loss to output `{}`", term.logits));
         }
-        let (sum, count) = match parts[..] {
-            [part] if self.terms[0].weight == 1.0 => part,
-            _ => self.weighted(graph, &parts)?,
+        let (sum, count) = match have_one_count(&self.terms) {
+            true => self.sum(graph, &parts)?,
+            false => self.sum_of_means(graph, &parts)?,
         };
         graph.add_output("loss_sum", sum, OutputKind::LossSum);
         graph.add_output("loss_count", count, OutputKind::LossCount);
@@ -142,10 +143,35 @@ impl Pass for Loss {
     }
 }
 
+/// Whether losses count the same elements: there is one, or all are cross-entropies of the same class labels.
+pub fn have_one_count(terms: &[Term]) -> bool {
+    let labels = |t: &Term| (t.labels.clone(), t.ignore_index);
+    let of_classes = |t: &Term| t.kind == LossKind::CrossEntropy && !t.soft_targets;
+    terms.len() == 1 || terms.iter().all(|t| of_classes(t) && labels(t) == labels(&terms[0]))
+}
+
 impl Loss {
+    /// `Σ weight · sum`, and the count that all have.
+    fn sum(
+        &self,
+        graph: &mut Graph,
+        parts: &[(ValueId, ValueId)],
+    ) -> Result<(ValueId, ValueId), Diagnostic> {
+        let mut b = Builder { origin: Origin::none().by(INFO.name), graph, examples: None };
+        let mut total = None;
+        for (term, &(sum, _)) in self.terms.iter().zip(parts) {
+            let sum = b.scaled(sum, term.weight)?;
+            total = Some(match total {
+                Some(total) => b.add(Op::Binary(BinaryFn::Add), &[total, sum])?,
+                None => sum,
+            });
+        }
+        total.zip(parts.first().map(|part| part.1)).ok_or_else(no_loss)
+    }
+
     /// `Σ weight · N · sum / count`, the counts summed over the N ranks: its mean over the ranks is the
     /// weighted sum of the means.
-    fn weighted(
+    fn sum_of_means(
         &self,
         graph: &mut Graph,
         parts: &[(ValueId, ValueId)],
@@ -158,9 +184,9 @@ impl Loss {
                 Some(count) => b.scaled(sum, term.weight / count)?,
                 None => {
                     if self.reproducible {
-                        let what = format!("run.reproducible with the weighted loss {term}");
-                        let help = "its elements are counted over all ranks at once, which depends on their number; use one \
-                            loss of weight 1, or let the model compute the sum and set loss.kind = \"output\"";
+                        let what = format!("run.reproducible with {term} beside other losses");
+                        let help = "its elements are counted over all ranks at once, which depends on their number; use \
+                            losses of the same class labels, or let the model compute the sum and set loss.kind = \"output\"";
                         return Err(Diagnostic::error(Code::ConfigContradiction, what).help(help));
                     }
                     let reduce = AllReduce { reduce: ReduceKind::Sum, unit: None, dtype: None };
@@ -180,10 +206,13 @@ impl Loss {
                 None => mean,
             });
         }
-        let total =
-            total.ok_or_else(|| Diagnostic::error(Code::PassFailed, "the graph has no loss"))?;
+        let total = total.ok_or_else(no_loss)?;
         Ok((total, b.constant(Tensor::scalar(1.0))?))
     }
+}
+
+fn no_loss() -> Diagnostic {
+    Diagnostic::error(Code::PassFailed, "the graph has no loss")
 }
 
 /// The largest value of `LossCount`: the static number of elements that `LossSum` adds. `None` if the graph has no
@@ -198,6 +227,8 @@ pub fn capacity(graph: &Graph) -> Option<usize> {
         let node = graph.def(value);
         match &node.op {
             Op::Cast(_) | Op::Reshape(_) => value = node.inputs[0],
+            // Weighted, or with another of as many elements.
+            Op::Binary(BinaryFn::Mul | BinaryFn::Add) => value = node.inputs[0],
             Op::Reduce(reduce) if reduce.f == ReduceFn::Sum => {
                 return Some(graph.ty(node.inputs[0]).shape.numel());
             }

@@ -25,8 +25,6 @@ pub(super) struct Gradients {
     n: BTreeMap<GroupId, usize>,
     /// Factor to apply to gradients in f32 after a reduction in another dtype.
     after: BTreeMap<GroupId, f64>,
-    /// Nodes seen, by group, operation and region.
-    seen: HashMap<(GroupId, &'static str, Region), usize>,
 }
 
 impl<'a> Lowering<'a> {
@@ -153,9 +151,7 @@ impl<'a> Lowering<'a> {
             self.settle(&name, self.raw_gradient(node.outputs[0]), node)?;
         }
         let (group, _) = self.group_of[&name];
-        let seen = self.gradient.seen.entry((group, node.op.name(), node.region)).or_default();
-        *seen += 1;
-        if *seen < self.gradient.n[&group] {
+        if !self.is_last(group, self.gradient.n[&group], node)? {
             return Ok(());
         }
         match &node.op {

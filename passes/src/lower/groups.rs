@@ -6,8 +6,8 @@
 //! An evaluation keeps the groups of its training plan, so that each rank owns the same elements of every parameter in both; parameters
 //! that it does not read are gaps.
 
-use super::Lowering;
 use super::evaluation::is_evaluation;
+use super::{Lowering, internal};
 use frit_ir::ops::{ParamKind, StateName};
 use frit_ir::plan::{
     Arena, BufferClass, Group, GroupId, GroupState, ParamGroup, ParamHome, ParamId, ParamSpec,
@@ -56,6 +56,11 @@ impl Lowering<'_> {
         for (value, param) in graph.params() {
             let index = self.plan.params.next_key();
             if let Some(unit) = param.unit {
+                if self.plan.units.get(unit).is_none() {
+                    let what =
+                        format!("parameter `{}` is of unit {unit}, which is none", param.name);
+                    return Err(internal(what).at(&graph.def(value).origin));
+                }
                 if param.ty.dtype != DType::F32 {
                     return Err(Diagnostic::error(
                         Code::ParameterDtype,

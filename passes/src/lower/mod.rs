@@ -248,8 +248,8 @@ struct Lowering<'a> {
     /// Steps of flat groups, and those of their moving averages, which are emitted at the end of the update.
     steps: Vec<optimizer::Step<'a>>,
     averages: Vec<optimizer::Step<'a>>,
-    /// Steps seen, by group and operation.
-    stepped: HashMap<(GroupId, &'static str), usize>,
+    /// Nodes that are one task for all parameters of a group, by group, operation and region: how many were seen, and the first.
+    seen: HashMap<(GroupId, &'static str, Region), (usize, &'a Node)>,
     /// Sums over ranks that Adafactor's steps read, by group and segment.
     adafactor: HashMap<(GroupId, usize), adafactor::Summed>,
     /// The directions in which Muon steps each group.
@@ -341,7 +341,7 @@ impl<'a> Lowering<'a> {
             param_groups: optimizer::ParamGroups::new(graph),
             steps: vec![],
             averages: vec![],
-            stepped: HashMap::new(),
+            seen: HashMap::new(),
             adafactor: HashMap::new(),
             muon: HashMap::new(),
         }

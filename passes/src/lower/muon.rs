@@ -46,7 +46,7 @@ impl<'a> Lowering<'a> {
         if self.muon.is_empty() {
             self.orthogonalize_momenta()?;
         }
-        if !self.is_last(group, node) {
+        if !self.is_last_of_all(group, node)? {
             return Ok(());
         }
         let along = self.muon.get(&group).cloned();

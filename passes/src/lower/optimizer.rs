@@ -69,6 +69,19 @@ fn own(node: &Node) -> [ValueId; 2] {
     [node.inputs[first], node.inputs[first + step.kind.hypers().len() - 1]]
 }
 
+/// The operands that all parameters of a group have in common.
+fn shared(node: &Node) -> Vec<ValueId> {
+    match &node.op {
+        Op::OptimizerStep(step) => {
+            let own = own(node);
+            let scalars = &node.inputs[2 + step.kind.n_states()..];
+            scalars.iter().copied().filter(|v| !own.contains(v)).collect()
+        }
+        Op::EmaStep => node.inputs[2..].to_vec(),
+        _ => vec![],
+    }
+}
+
 impl<'a> Lowering<'a> {
     /// The parameter group of this number, from `offset` on.
     pub(super) fn param_group(&self, number: usize, offset: usize) -> Option<ParamGroup> {
@@ -86,11 +99,35 @@ impl<'a> Lowering<'a> {
         Some(ParamGroup { offset, lr: key(lr), weight_decay: key(decay) })
     }
 
-    /// Whether this is the last node of its kind that belongs to the group.
-    pub(super) fn is_last(&mut self, group: GroupId, node: &Node) -> bool {
-        let seen = self.stepped.entry((group, node.op.name())).or_default();
+    /// Whether this is the last of the `n` nodes of its kind that belong to the group, and are one task.
+    ///
+    /// # Errors
+    /// If it does another thing than the first, which that task cannot do as well.
+    pub(super) fn is_last(
+        &mut self,
+        group: GroupId,
+        n: usize,
+        node: &'a Node,
+    ) -> Result<bool, Diagnostic> {
+        let key = (group, node.op.name(), node.region);
+        let (seen, first) = self.seen.entry(key).or_insert((0, node));
         *seen += 1;
-        *seen == self.plan.groups[group].segments.len()
+        if first.op != node.op || shared(first) != shared(node) {
+            let unit = self.unit_name(group);
+            let name = node.op.name();
+            let what = format!("the parameters of unit `{unit}` have a `{name}` each that differ");
+            return Err(internal(what).at(&node.origin));
+        }
+        Ok(*seen == n)
+    }
+
+    /// Whether this is the last such node of a group, which has one for each of its parameters.
+    pub(super) fn is_last_of_all(
+        &mut self,
+        group: GroupId,
+        node: &'a Node,
+    ) -> Result<bool, Diagnostic> {
+        self.is_last(group, self.plan.groups[group].segments.len(), node)
     }
 
     /// This rank's part of the group's state `name`.
@@ -120,7 +157,7 @@ impl<'a> Lowering<'a> {
             OptimizerKind::Muon => return self.muon_step(group, node),
             _ => {}
         }
-        if !self.is_last(group, node) {
+        if !self.is_last_of_all(group, node)? {
             return Ok(());
         }
         let mut written = vec![self.master(group)];
@@ -316,7 +353,7 @@ impl<'a> Lowering<'a> {
     pub(super) fn ema_step(&mut self, node: &'a Node) -> Result<(), Diagnostic> {
         let name = self.param_of(node.inputs[0], node)?;
         let (group, _) = self.group_of[&name];
-        if !self.is_last(group, node) {
+        if !self.is_last_of_all(group, node)? {
             return Ok(());
         }
         let average = self.group_state(group, &StateName::Ema)?;

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 /// What the rewrite states.
 pub(crate) const LAST_AXIS: Statement = Statement::bits(
     "softmax-over-last-axis",
-    "softmax over an inner axis = transpose(softmax over the last axis(transpose(x))); its logarithm and gradients alike",
+    "softmax over an inner axis = transpose(softmax over the last axis(transpose(x))); likewise its logarithm and gradients",
     &[
         "<softmax|log_softmax>{axis=<0|1|2>}(x:f32[a,b,c,d])",
         "<softmax_grad|log_softmax_grad>{axis=<0|1>}(x:f32[a,b,c],y:f32[a,b,c])",

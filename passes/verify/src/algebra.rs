@@ -154,6 +154,10 @@ impl Terms {
         if total.size.is_infinite() {
             return self.constant(total.sum);
         }
+        let largest = collected.values().map(|x| x.size).fold(total.size, f64::max);
+        if let Some(sum) = self.large_sum(parts, constant, largest) {
+            return sum;
+        }
         let constant = if total.cancels() { 0.0 } else { total.sum };
         let mut sum: Vec<(TermId, Number)> = vec![];
         for (term, factor) in collected {
@@ -200,14 +204,18 @@ impl Terms {
         if self.is_truth(id) {
             return (1.0, id);
         }
-        let size =
+        let largest =
             parts.iter().map(|(_, f)| f.value().abs()).fold(constant.value().abs(), f64::max);
+        let size = self.common_divisor(id, &parts, constant).unwrap_or(largest);
         // The sign does not depend on the names of variables: parts are weighted by their shapes.
         let weight = |t: TermId| 1.0 + (self.shape_of(t) >> 12) as f64 / (1_u64 << 52) as f64;
         let balance: f64 =
             parts.iter().map(|(t, f)| f.value() * weight(*t)).sum::<f64>() + constant.value();
-        let size = if balance < -1e-9 * size { -size } else { size };
-        (size, self.scale(id, 1.0 / size))
+        let size = if balance < -1e-9 * largest { -size } else { size };
+        // Integers are divided without a remainder, and so without rounding.
+        let divided: Vec<(TermId, f64)> =
+            parts.iter().map(|(t, f)| (*t, f.value() / size)).collect();
+        (size, self.sum(&divided, constant.value() / size))
     }
 
     /// Π termᵉ.
@@ -246,6 +254,9 @@ impl Terms {
         let mut collected: BTreeMap<TermId, f64> = kept.map(|(t, total)| (t, total.sum)).collect();
         if number == 0.0 {
             return self.constant(0.0);
+        }
+        if let Some(product) = self.large_product(factors, number) {
+            return product;
         }
         // (1 − truth)·x = x − truth·x, and so for any polynomial of truth values, so that it does not matter which factor it met first.
         let factors: Vec<(TermId, f64)> = collected.iter().map(|(t, e)| (*t, *e)).collect();
@@ -488,8 +499,8 @@ impl Terms {
         if let Some(ix) = self.whole(a) {
             return self.index_not_negative(ix);
         }
-        let (content, _) = self.content(a);
-        let a = self.scale(a, 1.0 / content.abs());
+        let (content, rest) = self.content(a);
+        let a = self.scale(rest, content.signum());
         self.apply("not_negative", &[a])
     }
 
@@ -522,8 +533,7 @@ impl Terms {
             let (a, b) = (self.index_not_negative(ix), self.index_not_negative(opposite));
             return self.mul(a, b);
         }
-        let (content, _) = self.content(a);
-        let a = self.scale(a, 1.0 / content);
+        let (_, a) = self.content(a);
         self.apply("is_zero", &[a])
     }
 }

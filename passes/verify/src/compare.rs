@@ -7,7 +7,7 @@ use crate::unstated::Unstated;
 use frit_ir::interpret::leaf_key;
 use frit_ir::ops::{ParamKind, ReduceKind, StateName, UnaryFn};
 use frit_ir::sharding::sharded_values;
-use frit_ir::{Graph, Node, Op, Origin, Output, OutputKind, Region, ValueId};
+use frit_ir::{Graph, Node, Op, Origin, Output, OutputKind, Region, TensorType, ValueId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// An output that two graphs compute differently, or that cannot be shown to be the same.
@@ -120,8 +120,8 @@ impl Comparer {
         let t = &mut self.terms;
         let mut expected = distributed(t, before, after, ranks);
         for output in before.outputs.iter().filter(|o| sums.contains(&o.name.as_str())) {
-            expected.entry(key_of(before, output)).and_modify(|(term, ..)| {
-                *term = ranks.reduced(t, *term, ReduceKind::Sum, ALL);
+            expected.entry(key_of(before, output)).and_modify(|output| {
+                output.term = ranks.reduced(t, output.term, ReduceKind::Sum, ALL);
             });
         }
         let second = Reading::new(t, after, ranks);
@@ -136,27 +136,45 @@ impl Comparer {
 /// The team of all ranks: those that share a copy, and all copies.
 const ALL: [bool; 2] = [true; 2];
 
-/// An output: what it is, for what, and where it is computed.
-type Outputs = BTreeMap<String, (TermId, OutputKind, Origin)>;
+/// What an output is.
+#[derive(Clone)]
+struct Stated {
+    term: TermId,
+    kind: OutputKind,
+    ty: TensorType,
+    /// Where it is computed.
+    origin: Origin,
+}
+
+/// Outputs by their keys.
+type Outputs = BTreeMap<String, Stated>;
 
 fn differences(t: &Terms, expected: &Outputs, found: &Outputs) -> Vec<Difference> {
     let mut differences = vec![];
     let mut report = |key: &str, origin: &Origin, what: String| {
         differences.push(Difference { output: key.into(), origin: origin.clone(), what });
     };
-    for (key, (_, kind, origin)) in expected {
+    for (key, Stated { kind, origin, .. }) in expected {
         if !found.contains_key(key) && *kind != OutputKind::Result {
             report(key, origin, "the output is missing".into());
         }
     }
-    for (key, (term, _, origin)) in found {
+    for (key, Stated { term, ty, origin, .. }) in found {
         match expected.get(key) {
             None => report(key, origin, "the output is new".into()),
-            Some((same, ..)) if same == term => {}
-            Some((other, ..)) => report(key, origin, difference(t, *other, *term)),
+            Some(other) if !is_alike(&other.ty, ty) => {
+                report(key, origin, format!("it is of type {ty}, not {}", other.ty));
+            }
+            Some(other) if other.term == *term => {}
+            Some(other) => report(key, origin, difference(t, other.term, *term)),
         }
     }
     differences
+}
+
+/// Whether types differ at most by how floats are rounded.
+fn is_alike(a: &TensorType, b: &TensorType) -> bool {
+    a.shape == b.shape && (a.dtype == b.dtype || a.dtype.is_float() && b.dtype.is_float())
 }
 
 /// What is carried on by each micro-step in one graph, and by the update of a step in the other. Where a leaf is kept as it is, it does
@@ -266,10 +284,13 @@ fn trained((graph, constants): (&Graph, &HashMap<ValueId, Known>)) -> BTreeMap<S
 
 /// The outputs of a graph by a key that does not depend on the numbers of its values.
 fn outputs(graph: &Graph, reading: &Reading) -> Outputs {
-    let outputs = graph.outputs.iter().map(|o| {
-        (key_of(graph, o), (reading.of(o.value), o.kind, graph.def(o.value).origin.clone()))
-    });
-    outputs.collect()
+    let stated = |o: &Output| Stated {
+        term: reading.of(o.value),
+        kind: o.kind,
+        ty: graph.ty(o.value).clone(),
+        origin: graph.def(o.value).origin.clone(),
+    };
+    graph.outputs.iter().map(|o| (key_of(graph, o), stated(o))).collect()
 }
 
 /// The name of an output that is the same in every graph that has it, and no other output has: its kind, and what it is for.
@@ -320,11 +341,12 @@ fn distributed(t: &mut Terms, before: &Graph, after: &Graph, ranks: Ranks) -> Ou
         let Op::State(state) = &before.def(leaf).op else { continue };
         if state.name.is_within_step() {
             let key = carry_of(before, leaf);
-            let (mut term, kind, origin) = of_rank[&key].clone();
+            let mut carried = of_rank[&key].clone();
             if early && state.name == StateName::GradSum {
-                term = ranks.reduced(t, term, ReduceKind::Mean, [true, ranks.shards == 1]);
+                let over = [true, ranks.shards == 1];
+                carried.term = ranks.reduced(t, carried.term, ReduceKind::Mean, over);
             }
-            of_step.insert(key, (term, kind, origin));
+            of_step.insert(key, carried);
         }
     }
     of_step

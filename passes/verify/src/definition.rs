@@ -1,10 +1,11 @@
 //! Definitions: reductions, and operations that are not written out, as functions of indices with canonical names of variables.
 
 use crate::index::{ANY, Affine, Atom, Ix, Kind, SIGNED, Var};
+use crate::integer::is_integer;
 use crate::name::NAME;
 use crate::part::Part;
 use crate::term::{Algebra, Definition, Number, Term, TermId, Terms};
-use frit_ir::Op;
+use frit_ir::{Op, TensorType};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeSet;
 
@@ -305,10 +306,10 @@ impl Terms {
         op: &Op,
         result: usize,
         operands: &[(TermId, Vec<usize>)],
-        sizes: &[usize],
+        ty: &TensorType,
     ) -> TermId {
         let mut operands = operands.to_vec();
-        let mut at = self.axes(sizes);
+        let mut at = self.axes(ty.shape.dims());
         let outside: Vec<Var> = operands
             .iter()
             .flat_map(|(t, _)| self.vars_of(*t).iter().filter(|v| v.kind != Kind::Axis).copied())
@@ -325,7 +326,8 @@ impl Terms {
             }
         }
         let op = Box::new(op.clone());
-        let definition = self.define(Definition::Opaque { op, result, operands });
+        let is_integer = is_integer(ty.dtype);
+        let definition = self.define(Definition::Opaque { op, result, is_integer, operands });
         self.term(Term::Defined(definition, at.into()))
     }
 }

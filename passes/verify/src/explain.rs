@@ -98,7 +98,7 @@ pub(crate) fn text(t: &Terms, id: TermId, depth: usize) -> String {
             Definition::Reduce { by, bound, body } => {
                 format!("{by}{bound:?}({})[{}]", text(t, *body, depth - 1), list(at))
             }
-            Definition::Opaque { op, result, operands } => {
+            Definition::Opaque { op, result, operands, .. } => {
                 let operands: Vec<String> =
                     operands.iter().map(|(o, _)| text(t, *o, depth - 1)).collect();
                 format!("{}.{result}({})[{}]", op.name(), operands.join("; "), list(at))

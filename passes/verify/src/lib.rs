@@ -7,6 +7,7 @@ mod definition;
 mod explain;
 pub mod gradient;
 mod index;
+mod integer;
 mod lemmas;
 mod name;
 mod operation;

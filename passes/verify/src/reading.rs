@@ -8,7 +8,7 @@ use crate::term::{Algebra, Term, TermId, Terms};
 use frit_ir::interpret::{Options, eval_op, leaf_key};
 use frit_ir::ops::{AllReduce, Cast, Constant, Fusion, Param, ReduceKind, State, StateName};
 use frit_ir::sharding::sharded_values;
-use frit_ir::{DType, Graph, Node, Op, Region, Tensor, ValueId};
+use frit_ir::{DType, Graph, Node, Op, Region, Tensor, TensorType, ValueId};
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -251,10 +251,9 @@ impl Reading {
 
     /// The element of a leaf: of each rank its own, if ranks differ.
     fn leaf(&self, t: &mut Terms, graph: &Graph, node: &Node) -> TermId {
-        let dtype = graph.ty(node.outputs[0]).dtype;
-        let key = key_of_leaf(t.algebra, &node.op, dtype);
-        let leaf = t.leaf(&key);
         let ty = graph.ty(node.outputs[0]);
+        let dtype = ty.dtype;
+        let leaf = t.typed_leaf(&key_of_leaf(&node.op, ty), dtype);
         let axes = t.axes(ty.shape.dims());
         let mut at: Vec<Ix> =
             axes.into_iter().filter(|ix| !t.vars_of_index(*ix).is_empty()).collect();
@@ -312,19 +311,14 @@ impl Reading {
     }
 }
 
-/// What names a leaf: all that it is, but for where and in which dtype it is stored.
-pub(crate) fn key_of_leaf(algebra: Algebra, op: &Op, dtype: DType) -> String {
+/// What names a leaf: all that it is, but for where a parameter is stored and in which dtype.
+pub(crate) fn key_of_leaf(op: &Op, ty: &TensorType) -> String {
     let name = leaf_key(op).unwrap_or_default();
     match op {
-        Op::Input(_) => format!("input {name}: {dtype}"),
-        Op::Param(Param { kind, ty, init, .. }) => {
-            format!("{kind:?} {name}: {} = {init:?}", ty.dtype)
-        }
+        Op::Input(_) => format!("input {name}: {ty}"),
+        Op::Param(Param { kind, ty, init, .. }) => format!("{kind:?} {name}: {ty} = {init:?}"),
         Op::Hyper(hyper) => format!("hyper {name} = {}", hyper.default),
-        Op::State(state) if algebra == Algebra::Bits => {
-            format!("state {name}: {dtype} = {}", state.init)
-        }
-        Op::State(state) => format!("state {name} = {}", state.init),
+        Op::State(state) => format!("state {name}: {ty} = {}", state.init),
         op => format!("{} {name}", op.name()),
     }
 }

@@ -6,9 +6,10 @@
 //! arguments are named canonically, and which terms apply.
 
 use crate::index::{Affine, Atom, Ix, Var};
+use crate::integer::Kind;
 use crate::lemmas::Results;
 use frit_ir::{DType, Op, Tensor};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -78,7 +79,7 @@ pub(crate) enum Definition {
     /// A reduction of the body over all bound variables, of these extents; a function of its arguments.
     Reduce { by: &'static str, bound: Vec<u64>, body: TermId },
     /// A result of an operation that is not written out, a function of the axes of the result (and of the rank, if operands are).
-    Opaque { op: Box<Op>, result: usize, operands: Vec<(TermId, Vec<usize>)> },
+    Opaque { op: Box<Op>, result: usize, is_integer: bool, operands: Vec<(TermId, Vec<usize>)> },
 }
 
 /// Colors of variables, and the hashes of terms with them.
@@ -114,6 +115,7 @@ pub(crate) struct Terms {
     shapes: Vec<u64>,
     /// How many parts a term is made of; none if these are bounds or indices.
     sizes: Vec<Option<u32>>,
+    kinds: Vec<Kind>,
     vars: Vec<Rc<[Var]>>,
     affines: Vec<Affine>,
     affine_ids: FxHashMap<Affine, Ix>,
@@ -125,6 +127,8 @@ pub(crate) struct Terms {
     pub(crate) symmetries: FxHashMap<u32, Vec<usize>>,
     pub(crate) leaves: Vec<String>,
     leaf_ids: FxHashMap<String, u32>,
+    /// Leaves whose elements are integers.
+    pub(crate) integer_leaves: FxHashSet<u32>,
     /// Constants that are leaves, by their sizes.
     pub(crate) constants: FxHashMap<Vec<usize>, Vec<(Tensor, u32)>>,
     numbers: BTreeMap<u64, ()>,
@@ -230,6 +234,10 @@ impl Terms {
         self.sizes[id.0 as usize]
     }
 
+    pub(crate) fn kind(&self, id: TermId) -> Kind {
+        self.kinds[id.0 as usize]
+    }
+
     /// A hash that is the same whatever the names of variables.
     pub(crate) fn shape_of(&self, id: TermId) -> u64 {
         self.shapes[id.0 as usize]
@@ -262,6 +270,7 @@ impl Terms {
             Term::Apply(_, operands) => self.total(operands.iter().copied()),
         };
         let shape = self.color_with(&term, &Coloring::default());
+        self.kinds.push(self.kind_of(&term));
         self.term_ids.insert(term.clone(), id);
         self.terms.push(term);
         self.vars.push(vars);

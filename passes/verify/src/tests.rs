@@ -36,6 +36,81 @@ fn integers_are_exact() {
         )
     };
     assert!(!is_equal(&whole("1500100"), &whole("1500103")));
+
+    // Of (i·k + n), where k or n is one more; also beyond 2⁵³, where numbers of terms are not exact.
+    let of_ids = |[k, n]: [u64; 2], nodes: &str| {
+        let ids = "%i: i64[4] = input {name = \"i\", ty = {\"dtype\":\"i64\",\"shape\":[4]}}";
+        let (k, n) = (k.to_string(), n.to_string());
+        of_x(
+            &[("k", "i64", &k), ("n", "i64", &n), ("p", "i64", "61"), ("zero", "f32", "0.0")],
+            &format!(
+                "{ids}\n%0: i64[4] = mul %i, %k\n%1: i64[4] = add %0, %n\n{nodes}\n%y: f32[4] = cast %z {{to = \"f32\"}}"
+            ),
+        )
+    };
+    let (small, large) = ([30_000_000, 50_000_000], [1 << 52, (1 << 52) + 2]);
+    for (nodes, numbers) in [
+        ("%z: bool[4] = lt %1, %i", small),
+        ("%z: bool[4] = eq %1, %p", small),
+        ("%2: i64[4] = mul %1, %i\n%z: i64[4] = mod %2, %p", small),
+        (
+            "%2: bool[4] = gt %x, %zero\n%3: i64[4] = select %2, %1, %p\n%z: i64[4] = mod %3, %p",
+            small,
+        ),
+        (
+            "%2: i64[5] = pad %1 {high = [0], low = [1], value = 0.0}\n%3: i64[5] = mod %2, %p\n\
+             %z: i64[4] = slice %3 {size = [4], start = [0], step = [1]}",
+            small,
+        ),
+        ("%2: i64[4] = add %1, %k\n%z: i64[4] = mod %2, %p", large),
+        ("%2: i64[4] = add %1, %n\n%z: i64[4] = mod %2, %p", large),
+        ("%2: i64[4] = mul %0, %k\n%z: i64[4] = mod %2, %p", [(1 << 27) + 1, 0]),
+    ] {
+        let [k, n] = numbers;
+        let graph = |k: u64, n: u64| of_ids([k, n], nodes);
+        assert!(is_equal(&graph(k, n), &graph(k, n)), "{nodes}");
+        assert!(!is_equal(&graph(k, n), &graph(k + 1, n)), "{nodes}");
+        assert!(n == 0 || !is_equal(&graph(k, n), &graph(k, n + 1)), "{nodes}");
+    }
+}
+
+#[test]
+fn types_of_leaves_and_outputs_stay() {
+    let input = |shape: &str| {
+        graph(&format!(
+            "%n: f32{shape} = input {{name = \"n\", ty = {{\"dtype\":\"f32\",\"shape\":{shape}}}}}\n\
+             %0: f32[2] = slice %n {{size = [2], start = [0], step = [1]}}\nreturn %0 as \"y\""
+        ))
+    };
+    assert!(is_equal(&input("[4]"), &input("[4]")) && !is_equal(&input("[4]"), &input("[2]")));
+    let param = |shape: &str, nodes: &str| {
+        graph(&format!(
+            "{X}\n%w: f32{shape} = param {{init = {{\"normal\":{{\"std\":0.5}}}}, kind = \"trainable\", \
+             name = \"w\", reason = \"\", ty = {{\"dtype\":\"f32\",\"shape\":{shape}}}}}\n{nodes}\n\
+             %y: f32[4] = mul %x, %v\nreturn %y as \"y\" gradient"
+        ))
+    };
+    let of_vector = param("[4]", "%v: f32[4] = reshape %w {shape = [4]}");
+    let of_row = param("[1, 4]", "%v: f32[4] = reshape %w {shape = [4]}");
+    assert!(is_equal(&of_vector, &of_vector) && !is_equal(&of_vector, &of_row));
+    let state = |dtype: &str| {
+        graph(&format!(
+            "%s: {dtype}[] = state {{init = 0.0, name = \"step\", ty = {{\"dtype\":\"{dtype}\",\"shape\":[]}}}}\n\
+             %y: f32[] = cast %s {{to = \"f32\"}}\nreturn %y as \"y\" gradient"
+        ))
+    };
+    assert!(is_equal(&state("bf16"), &state("bf16")) && !is_equal(&state("f32"), &state("bf16")));
+    let output = |node: &str| graph(&format!("{X}\n{node}\nreturn %y as \"y\""));
+    let plain = output("%y: f32[4] = tanh %x");
+    let expanded = output("%0: f32[4] = tanh %x\n%y: f32[2, 4] = expand %0 {shape = [2,4]}");
+    assert!(is_equal(&plain, &plain) && !is_equal(&plain, &expanded));
+    let truth = "%0: bool[4] = gt %x, %x2\n";
+    let other = |node: &str| output(&format!("%x2: f32[4] = neg %x\n{truth}{node}"));
+    let [bool, number] = [
+        other("%y: bool[4] = not %0"),
+        other("%1: bool[4] = not %0\n%y: i64[4] = cast %1 {to = \"i64\"}"),
+    ];
+    assert!(is_equal(&bool, &bool) && !is_equal(&bool, &number));
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Labels that are not the next tokens of their inputs: shifted twice, or not at all, as models that shift by themselves expect them.
+//! Labels that are doubtful: all ignored, or not the next tokens of their inputs but shifted twice, or not at all, as models that shift
+//! by themselves expect them.
 //!
 //! Labels that are the tokens themselves are meant by autoencoders, whose places see the tokens behind them.
 
@@ -27,6 +28,29 @@ pub(crate) fn misplaced(columns: &[Column]) -> Option<String> {
         tokens.map(move |tokens| (labels, range.clone(), tokens))
     });
     pairs.find_map(|(labels, range, tokens)| misplaced_in(labels, &range, tokens))
+}
+
+/// That every label is ignored, so that there is no loss.
+pub(crate) fn ignored(columns: &[Column]) -> Option<String> {
+    let ignore = |c: &Column| {
+        let range = c.input.ranges.iter().find(|r| r.kind == IndexKind::Class);
+        range.filter(|r| r.within.is_empty()).and_then(|r| r.ignore)
+    };
+    let labels = columns.iter().filter(|c| c.element.is_integer() && c.element != Element::Bool);
+    labels.filter_map(|c| Some((c, ignore(c)?))).find_map(|(labels, ignore)| {
+        let mut wide = Vec::new();
+        let mut are_ignored = |bytes: &[u8]| {
+            wide.clear();
+            convert(labels.element, bytes, DType::I64, &mut wide);
+            wide.as_chunks::<8>().0.iter().all(|b| i64::from_le_bytes(*b) == ignore)
+        };
+        let mut chunks = labels.parts.iter().flat_map(|part| part.chunks(EXAMPLES * 64)).peekable();
+        let all = chunks.peek().is_some() && chunks.all(&mut are_ignored);
+        all.then(|| {
+            let name = &labels.input.name;
+            format!("every label of `{name}` is {ignore}, which is ignored: no element has a loss")
+        })
+    })
 }
 
 fn misplaced_in(labels: &Column, range: &IndexRange, tokens: &Column) -> Option<String> {

@@ -187,6 +187,11 @@ impl Data {
         labels::misplaced(&self.columns)
     }
 
+    /// That every label of all examples is ignored, if it is so.
+    pub fn ignored_labels(&self) -> Option<String> {
+        labels::ignored(&self.columns)
+    }
+
     /// The position at which step `step` begins to read.
     pub fn position(&self, step: usize) -> Position {
         let Place { epoch, first, .. } = self.deal.place(step);

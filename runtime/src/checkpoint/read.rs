@@ -124,9 +124,23 @@ impl Checkpoint {
         Ok(Checkpoint { path: path.into(), index, validated, files })
     }
 
-    /// The model and configuration of the plan that wrote it.
-    pub fn source(&self) -> PathBuf {
-        self.path.join(layout::SOURCE)
+    /// The folder of the model and configuration of the plan that wrote it.
+    ///
+    /// # Errors
+    /// If a file of it was damaged.
+    pub fn source(&self) -> Result<PathBuf, RunError> {
+        let sums = self.path.join(SUMS);
+        let text = fs::read_to_string(&sums).map_err(RunError::io(&sums))?;
+        for (sum, name) in text.lines().filter_map(|line| line.split_once("  ")) {
+            if name.split_once('/').is_some_and(|(folder, _)| folder == layout::SOURCE) {
+                let file = self.path.join(name);
+                let bytes = fs::read(&file).map_err(RunError::io(&file))?;
+                if sha256_hex(&bytes) != sum {
+                    return Err(damaged(&self.path, name));
+                }
+            }
+        }
+        Ok(self.path.join(layout::SOURCE))
     }
 
     /// The tensor of this name, such as `param/fc1.weight`.

@@ -2,7 +2,8 @@
 //!
 //! A rank copies the ranges it owns, part by part, from the memory map directly to their destination; no tensor is
 //! materialized unless the rank holds all of it. Parameters and optimizer state are required; the loss scaler's state is
-//! loaded only if both plans scale dynamically.
+//! loaded only if both plans scale dynamically. Without a history of fp8 maxima one begins, and without averages of the parameters
+//! these begin as the parameters.
 
 use super::Checkpoint;
 use super::snapshot::kept;
@@ -37,7 +38,10 @@ pub(crate) fn restore(
                 kind != "param" || !checkpoint.index.left_out.contains_key(&param.name)
             };
             for (kind, buffer, dtype) in kept(group).filter(|(kind, ..)| is_there(kind)) {
-                let key = format!("{kind}/{}", param.name);
+                let mut key = format!("{kind}/{}", param.name);
+                if kind == StateName::Ema.to_string() && checkpoint.entry(&key).is_none() {
+                    key = format!("param/{}", param.name);
+                }
                 let stored = checkpoint.entry(&key).map_or(dtype, |e| e.dtype);
                 // The stored dtype of a frozen parameter may differ between the plans.
                 let is_param = kind == "param" && converted(&[], stored, dtype).is_some();
@@ -70,6 +74,9 @@ pub(crate) fn restore(
             continue;
         }
         let key = format!("state/{}", state.name);
+        if state.name == StateName::AmaxHistory && checkpoint.entry(&key).is_none() {
+            continue;
+        }
         if state.name == StateName::Rng {
             if checkpoint.entry(&key).is_none() {
                 continue;
@@ -114,7 +121,8 @@ fn expect(checkpoint: &Checkpoint, key: &str, ty: &TensorType) -> Result<(), Run
     let refuse = |reason: String| Err(RunError::checkpoint(&checkpoint.path, reason));
     let Some(entry) = checkpoint.entry(key) else {
         return refuse(format!(
-            "holds no `{key}`; it was written for another model (`{}`) or optimizer",
+            "holds no `{key}`; it was written for another model (its model is `{}`), with another optimizer, or with other \
+             parameters trained",
             checkpoint.index.model
         ));
     };

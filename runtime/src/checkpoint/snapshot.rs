@@ -76,9 +76,45 @@ pub(super) fn not_finite(plan: &Plan, pieces: &[Piece]) -> Option<ParamId> {
     let names: BTreeMap<&str, ParamId> =
         segments.map(|s| (plan.params[s.param].name.as_str(), s.param)).collect();
     let number = |piece: &Piece| names.get(piece.key.strip_prefix("param/")?).copied();
-    let is_finite = |x: &[u8; 4]| f32::from_le_bytes(*x).is_finite();
-    let broken = |piece: &&Piece| !piece.bytes.as_chunks::<4>().0.iter().all(is_finite);
+    let broken = |piece: &&Piece| !are_finite(&piece.bytes, piece.dtype);
     pieces.iter().filter(|p| number(p).is_some()).filter(broken).filter_map(number).max()
+}
+
+/// The name of a trainable parameter with a non-finite element on any rank. All ranks must call it.
+///
+/// # Errors
+/// If the device or another rank failed.
+pub(crate) fn parameter_not_finite(
+    plan: &Plan,
+    device: &impl Device,
+    rank: usize,
+) -> Result<Option<String>, RunError> {
+    let mut found = 0;
+    for group in plan.groups.iter().filter(|g| g.trainable && rank < g.shards()) {
+        for segment in &group.segments {
+            let Some((_, from, len)) = group.owned(segment, rank) else { continue };
+            let size = group.dtype.size();
+            let bytes = device.read(group.master, from * size, len * size)?;
+            if !are_finite(&bytes, group.dtype) {
+                // Numbered from 1, so that the maximum over ranks is a parameter found by some rank.
+                found = found.max(segment.param.0 as u64 + 1);
+            }
+        }
+    }
+    let found = device.largest(found)? as usize;
+    let param = found.checked_sub(1).and_then(|i| plan.params.get(ParamId(i)));
+    Ok(param.map(|param| param.name.clone()))
+}
+
+/// Whether floats in little-endian order are finite: not all bits of the exponent are set.
+fn are_finite(bytes: &[u8], dtype: DType) -> bool {
+    let half =
+        |mask: u16| bytes.as_chunks::<2>().0.iter().all(|x| u16::from_le_bytes(*x) & mask != mask);
+    match dtype {
+        DType::F16 => half(0x7C00),
+        DType::BF16 => half(0x7F80),
+        _ => bytes.as_chunks::<4>().0.iter().all(|x| f32::from_le_bytes(*x).is_finite()),
+    }
 }
 
 /// The index without parts: all tensors that the ranks of this plan save.

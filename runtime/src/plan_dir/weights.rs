@@ -77,10 +77,13 @@ impl Values {
         let values = Values { path, parts, digests, compared: Mutex::default() };
         for (name, ty, digest) in specs {
             let Some(bytes) = values.stored(name) else { continue };
-            if bytes.len() != ty.bytes() || digest.is_none() {
-                let (is, wants) = (bytes.len(), ty.bytes());
+            let (is, wants) = (bytes.len(), ty.bytes());
+            if is != wants {
                 let why = format!("`{name}` has {is} bytes, and {wants} in the plan");
                 return Err(values.refuse(why));
+            }
+            if digest.is_none() {
+                return Err(values.refuse(format!("the plan has no digest of `{name}`")));
             }
         }
         match plan.constants.iter().find(|c| values.stored(&c.name).is_none()) {

@@ -59,11 +59,12 @@ impl<'a> Importer<'a> {
                 Ok(stored) => stored,
                 Err(error) => {
                     let message = format!("the initializer \"{name}\" cannot be read: {error}");
-                    self.report.push(
-                        Diagnostic::error(Code::InitializerUnreadable, message).help(
-                            "keep external data files beside the model, under their own names",
-                        ),
-                    );
+                    let help = match proto.data_location {
+                        1 => "keep external data files beside the model, under their own names",
+                        _ => "the file is damaged or was edited; export the model again",
+                    };
+                    let error = Diagnostic::error(Code::InitializerUnreadable, message);
+                    self.report.push(error.help(help));
                     continue;
                 }
             };

@@ -51,7 +51,7 @@ impl Restored {
             .initializer
             .iter()
             .filter(|t| !t.dims.is_empty() && matches!(t.data_type, 1 | 10 | 11 | 16))
-            .map(|t| (t.name.as_str(), t.dims.iter().product()))
+            .map(|t| (t.name.as_str(), t.dims.iter().fold(1, |n: i64, d| n.saturating_mul(*d))))
             .collect();
         for (place, node) in nodes {
             let call = arguments(node);

@@ -56,7 +56,7 @@ pub(super) const RULES: &[Rule] = &[
     ),
     exact(
         "cast-into-rows",
-        "cast(embedding(t, i)) = embedding(cast(t), i); gather alike",
+        "cast(embedding(t, i)) = embedding(cast(t), i); likewise gather",
         &[
             r#"cast{to="bf16"}(embedding(%t:f32[a,b],i:i64[c,d]))"#,
             r#"cast{to="bf16"}(gather{axis=<0|1|2>}(x:f32[a,b,c],i:i64[<|d|d,e>]))"#,
@@ -65,7 +65,7 @@ pub(super) const RULES: &[Rule] = &[
     ),
     exact(
         "cast-out-of-rows",
-        "embedding(cast(t), i) = cast(embedding(t, i)); gather alike",
+        "embedding(cast(t), i) = cast(embedding(t, i)); likewise gather",
         &[
             r#"embedding(cast{to="bf16"}(%t:f32[a,b]),i:i64[c,d])"#,
             r#"gather{axis=<0|1|2>}(cast{to="bf16"}(x:f32[a,b,c]),i:i64[<|d|d,e>])"#,

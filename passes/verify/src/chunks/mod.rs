@@ -68,6 +68,16 @@ impl Chunks {
         };
         match &node.op {
             Op::Slice(op) => self.sliced(t, op, output, operands, types),
+            Op::Split(op) if op.axis == 0 => {
+                let (of, whole, mut start) = (operands[0].sizes()[0], operands[0].term, 0);
+                for (output, n) in node.outputs.iter().zip(&op.sizes) {
+                    let rows = start..start + n;
+                    start = rows.end;
+                    if !rows.is_empty() && rows.len() < of {
+                        self.rows.insert(*output, Chunk { rows, of, whole });
+                    }
+                }
+            }
             Op::Concat(op) if op.axis == 0 => {
                 if let Some(chunk) = all(&self.rows).and_then(union) {
                     if chunk.rows == (0..chunk.of) {

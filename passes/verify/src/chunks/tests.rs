@@ -12,9 +12,11 @@ struct Sums {
     f: ReduceFn,
     /// How many of the chunks the sum of the weight has.
     added: usize,
+    /// Whether chunks are slices, or one split.
+    by_slices: bool,
 }
 
-const RIGHT: Sums = Sums { f: ReduceFn::Sum, added: usize::MAX };
+const RIGHT: Sums = Sums { f: ReduceFn::Sum, added: usize::MAX, by_slices: true };
 
 /// A head over six tokens: the loss, and the gradients of hidden states, weight and bias, in these chunks of tokens.
 fn head(chunks: &[(usize, usize)], sums: Sums) -> Graph {
@@ -33,6 +35,13 @@ fn head(chunks: &[(usize, usize)], sums: Sums) -> Graph {
     let rows = op(reshape(&[6, 4]), &[x])[0];
     let labels = op(reshape(&[6]), &[labels])[0];
     let (mut losses, mut hidden, mut weights, mut biases) = (vec![], vec![], vec![], vec![]);
+    let mut parts = vec![];
+    if !sums.by_slices {
+        let sizes = chunks.iter().map(|(start, end)| end - start).collect();
+        let split = Op::Split(Split { axis: 0, sizes });
+        parts = op(split.clone(), &[rows]).into_iter().zip(op(split, &[labels])).collect();
+        parts.reverse();
+    }
     for &(start, end) in chunks {
         let n = end - start;
         let slice = |sizes: Vec<usize>| {
@@ -41,7 +50,9 @@ fn head(chunks: &[(usize, usize)], sums: Sums) -> Graph {
             Op::Slice(Slice { start: from, size: sizes, step })
         };
         let (mut part, mut own) = (rows, labels);
-        if n < 6 {
+        if let Some(split) = parts.pop() {
+            (part, own) = split;
+        } else if n < 6 {
             part = op(slice(vec![n, 4]), &[rows])[0];
             own = op(slice(vec![n]), &[labels])[0];
         }
@@ -93,7 +104,10 @@ fn chunks_are_shown_to_be_the_whole() {
         &[(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6)],
     ];
     for chunks in cases {
-        assert_eq!(wrong(chunks, RIGHT), Vec::<String>::new(), "{chunks:?}");
+        for by_slices in [true, false] {
+            let sums = Sums { by_slices, ..RIGHT };
+            assert_eq!(wrong(chunks, sums), Vec::<String>::new(), "{chunks:?}");
+        }
     }
 }
 
@@ -109,4 +123,5 @@ fn wrong_chunks_are_not() {
     let chunks = [(0, 2), (2, 4), (4, 6)];
     assert_eq!(wrong(&chunks, Sums { added: 2, ..RIGHT }), ["dw"]);
     assert_eq!(wrong(&chunks, Sums { f: ReduceFn::Mean, ..RIGHT }), ["db"]);
+    assert_eq!(wrong(&chunks, Sums { by_slices: false, added: 2, ..RIGHT }), ["dw"]);
 }

@@ -84,8 +84,7 @@ pub(super) fn without_laws(
         (t.function(function, &[x.term]), x.sizes().to_vec())
     };
     let typed: Vec<_> = operands.iter().map(|x| typed(t, x)).collect();
-    let sizes = types.iter().map(|ty| ty.shape.dims()).enumerate();
-    sizes.map(|(k, sizes)| t.opaque(op, k, &typed, sizes)).collect()
+    types.iter().enumerate().map(|(k, ty)| t.opaque(op, k, &typed, ty)).collect()
 }
 
 /// An operation that combines these elements. Where an operand is padded beside what is combined, it is one of the operand, and one of 0.

@@ -47,7 +47,8 @@ fn of_bits(t: &mut Terms, tensor: &Tensor) -> TermId {
         () if values.is_empty() || !is_exact(tensor) => {
             let axes = t.axes(&sizes);
             let bytes = tensor.to_bytes();
-            let leaf = t.leaf(&format!("constant {dtype} {sizes:?} {bytes:?}"));
+            let key = format!("constant {dtype} {sizes:?} {bytes:?}");
+            let leaf = t.typed_leaf(&key, dtype);
             t.term(Term::Leaf(leaf, axes.into()))
         }
         () if is_splat && dtype.is_float() => t.literal(first),
@@ -271,7 +272,8 @@ fn leaf(t: &mut Terms, dtype: DType, sizes: &[usize], values: Vec<f64>, axes: &[
         Some((_, leaf)) => *leaf,
         None => {
             let number: usize = t.constants.values().map(Vec::len).sum();
-            let leaf = t.leaf(&format!("constant {number}"));
+            let key = format!("constant {number}");
+            let leaf = t.typed_leaf(&key, dtype);
             let kept = if dtype.is_float() && !bits { dtype } else { DType::F64 };
             let tensor = Tensor::floats(kept, sizes.to_vec(), values);
             t.constants.entry(sizes.to_vec()).or_default().push((tensor, leaf));

@@ -221,7 +221,7 @@ pub(super) fn opaque(
     }
     (0..types.len())
         .map(|k| {
-            let result = t.opaque(&op, k, &terms, types[k].shape.dims());
+            let result = t.opaque(&op, k, &terms, types[k]);
             let all = [&factors[..], &[(result, 1.0)]].concat();
             t.product(&all)
         })

@@ -1,10 +1,11 @@
 //! Reductions, matmuls, and composites of them by definition.
 
-use super::Operand;
 use super::layout::at_data;
+use super::{Operand, constant};
 use crate::index::{Ix, Var};
 use crate::term::{TermId, Terms};
 use frit_ir::ops::{CrossEntropy, CrossEntropyGrad, LayerNorm, MatMul, Reduce, ReduceFn, RmsNorm};
+use frit_ir::{DType, Shape, Tensor};
 
 pub(super) fn reduce(t: &mut Terms, x: &Operand, op: &Reduce) -> TermId {
     let kept: Vec<usize> = (0..x.sizes().len()).filter(|k| !op.axes.contains(k)).collect();
@@ -224,7 +225,8 @@ fn is_ignored(t: &mut Terms, labels: &Operand, label: TermId, index: i64) -> Ter
     if index == i64::MIN || known.is_some_and(|known| !known.contains(&index)) {
         return t.constant(0.0);
     }
-    let difference = t.sum(&[(label, 1.0)], -(index as f64));
+    let index = constant(t, &Tensor::ints(DType::I64, Shape::scalar(), vec![index]));
+    let difference = t.sub(label, index);
     t.is_zero(difference)
 }
 

@@ -74,8 +74,9 @@ pub struct LossTerm {
 
 /// A model with its loss, compiled for this number of ranks: the same graph with the outputs `LossSum` and `LossCount`.
 ///
-/// Of one loss with factor 1 these are its sum and number of elements. Otherwise `LossSum` is Σ weight · N · sum / number, the numbers of
-/// all N ranks together, whose mean over ranks is the sum of weighted means, and `LossCount` is 1.
+/// Of one loss, and of cross-entropies of the same class indices, these are Σ weight · sum and the number of elements. Otherwise
+/// `LossSum` is Σ weight · N · sum / number, the numbers of all N ranks together, whose mean over ranks is the sum of weighted means, and
+/// `LossCount` is 1.
 ///
 /// # Errors
 /// If the model has no such output, or it has not the shape that the loss needs.
@@ -83,18 +84,22 @@ pub fn with_loss(model: &Graph, terms: &[LossTerm], ranks: usize) -> Result<Grap
     let mut w = Writer::of(model, Region::Forward);
     let parts: Vec<[ValueId; 2]> =
         terms.iter().map(|term| term.sum_and_number(&mut w)).collect::<Result<_, _>>()?;
-    let [sum, number] = match (&parts[..], terms) {
-        ([], _) => return Ok(w.graph),
-        ([part], [term]) if term.weight == 1.0 => *part,
-        _ => {
-            let means = terms.iter().zip(parts);
-            let means: Vec<Stated> =
-                means.map(|(t, part)| weighted_mean(&mut w, part, t.weight, ranks)).collect();
-            let total = means.into_iter().reduce(|a, b| w.binary(BinaryFn::Add, a?, b?));
-            let total = total.ok_or_else(|| unstated("there is none"))??;
-            [total, w.constant(Tensor::scalar(1.0))?]
-        }
+    let Some(&[_, number]) = parts.first() else { return Ok(w.graph) };
+    let ignored = |term: &LossTerm| match term.kind {
+        LossKind::CrossEntropy { ignore_index, .. } => Some((term.labels.clone(), ignore_index)),
+        _ => None,
     };
+    let first = ignored(&terms[0]);
+    let is_one = terms.len() == 1 || first.is_some() && terms.iter().all(|t| ignored(t) == first);
+    let weighted: Vec<Stated> = (terms.iter().zip(parts))
+        .map(|(term, part)| match is_one {
+            true => w.with(BinaryFn::Mul, part[0], term.weight),
+            false => weighted_mean(&mut w, part, term.weight, ranks),
+        })
+        .collect();
+    let sum = weighted.into_iter().reduce(|a, b| w.binary(BinaryFn::Add, a?, b?));
+    let sum = sum.ok_or_else(|| unstated("there is none"))??;
+    let number = if is_one { number } else { w.constant(Tensor::scalar(1.0))? };
     w.graph.add_output("loss_sum", sum, OutputKind::LossSum);
     w.graph.add_output("loss_count", number, OutputKind::LossCount);
     Ok(w.graph)

@@ -68,10 +68,10 @@ fn value(random: &mut Random, kind: Kind) -> Value {
         }
         Kind::ChoiceOrNumber(words, _, _) if random.below(2) == 0 => json!(pick(random, words)),
         Kind::ChoiceOrNumber(_, least, most) => fraction(random, least, most.min(3e38)),
-        Kind::ChoiceOrInteger(words) if !words.is_empty() && random.below(2) == 0 => {
+        Kind::ChoiceOrInteger(words, _) if !words.is_empty() && random.below(2) == 0 => {
             json!(pick(random, words))
         }
-        Kind::ChoiceOrInteger(_) => json!(number(random, -1)),
+        Kind::ChoiceOrInteger(_, min) => json!(number(random, min.max(-1))),
         Kind::Bytes(words) if random.below(3) == 0 => json!(pick(random, words)),
         Kind::Bytes(_) => json!(["1KiB", "64KiB", "16e9", "24GiB"][random.below(4)]),
         Kind::Pair => json!([fraction(random, 0.0, 0.9999), fraction(random, 0.0, 0.9999)]),

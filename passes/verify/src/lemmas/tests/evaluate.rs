@@ -130,7 +130,7 @@ impl<'a> Numbers<'a> {
         }
         let value = match &self.t.definitions[definition as usize] {
             Definition::Reduce { by, bound, body } => self.reduced(by, bound, *body, &key.1),
-            Definition::Opaque { op, result, operands } => {
+            Definition::Opaque { op, result, operands, .. } => {
                 self.opaque(definition, (op, *result, operands), &key.1)
             }
         };
@@ -229,6 +229,10 @@ impl<'a> Numbers<'a> {
             ("to_integer", &[x]) if second == DType::U8 as u64 => f64::from(x as i64 as u8),
             ("to_integer", &[x]) if second == DType::I32 as u64 => f64::from(x as i64 as i32),
             ("float_of" | "of", &[x]) => x,
+            ("times", &[x]) => x * f64::from_bits(first),
+            ("to_the", &[x]) => x.powf(f64::from_bits(first)),
+            ("large_sum", _) => x.iter().sum::<f64>() + f64::from_bits(first),
+            ("large_product", _) => x.iter().product(),
             (WITH_INFINITY, &[x]) => {
                 let bound = f64::from_bits(second);
                 f64::from(match first {

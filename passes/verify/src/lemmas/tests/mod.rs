@@ -9,7 +9,7 @@ use crate::gradient::tests::cases::cases as differentiable;
 use crate::gradient::tests::draw::{Case, Kind};
 use crate::gradient::tests::{add, param};
 use crate::reading::{Ranks, Reading, key_of_leaf};
-use crate::term::{Algebra, Definition, Term, Terms};
+use crate::term::{Definition, Term, Terms};
 use evaluate::{Leaf, Numbers, Values};
 use frit_ir::interpret::{Options, run};
 use frit_ir::ops::*;
@@ -178,8 +178,8 @@ fn leaves(graph: &Graph, feeds: &[HashMap<String, Tensor>]) -> HashMap<String, L
             elements =
                 (0..elements.len()).flat_map(|k| of_rank.iter().map(move |x| x[k])).collect();
         }
-        let dtype = graph.ty(node.outputs[0]).dtype;
-        leaves.insert(key_of_leaf(Algebra::Real, &node.op, dtype), (sizes, elements));
+        let ty = graph.ty(node.outputs[0]);
+        leaves.insert(key_of_leaf(&node.op, ty), (sizes, elements));
     }
     leaves
 }
