@@ -5,6 +5,7 @@
 //! A reduction, or an operation that is not written out, is a *definition*: a function of indices, whose bound variables and
 //! arguments are named canonically, and which terms apply.
 
+use crate::choice::Truths;
 use crate::index::{Affine, Atom, Ix, Var};
 use crate::lemmas::Results;
 use frit_ir::{DType, Op, Tensor};
@@ -114,6 +115,7 @@ pub(crate) struct Terms {
     shapes: Vec<u64>,
     /// How many parts a term is made of; none if these are bounds or indices.
     sizes: Vec<Option<u32>>,
+    truths: Vec<Truths>,
     vars: Vec<Rc<[Var]>>,
     affines: Vec<Affine>,
     affine_ids: FxHashMap<Affine, Ix>,
@@ -230,6 +232,11 @@ impl Terms {
         self.sizes[id.0 as usize]
     }
 
+    /// What a term is in regard to truth values.
+    pub(crate) fn truths_of(&self, id: TermId) -> &Truths {
+        &self.truths[id.0 as usize]
+    }
+
     /// A hash that is the same whatever the names of variables.
     pub(crate) fn shape_of(&self, id: TermId) -> u64 {
         self.shapes[id.0 as usize]
@@ -262,11 +269,13 @@ impl Terms {
             Term::Apply(_, operands) => self.total(operands.iter().copied()),
         };
         let shape = self.color_with(&term, &Coloring::default());
+        let truths = self.truths_in(&term);
         self.term_ids.insert(term.clone(), id);
         self.terms.push(term);
         self.vars.push(vars);
         self.sizes.push(size);
         self.shapes.push(shape);
+        self.truths.push(truths);
         id
     }
 
