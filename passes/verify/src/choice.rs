@@ -149,8 +149,8 @@ impl Terms {
 
     /// Whether a polynomial is one of bounds alone.
     pub(crate) fn is_of_bounds(&self, id: TermId) -> bool {
-        let polynomial = self.polynomial_of(id);
-        polynomial.keys().flatten().all(|t| matches!(self.get(*t), Term::NotNegative(_)))
+        let is_bound = |t: &TermId| matches!(self.get(*t), Term::NotNegative(_));
+        self.truths_of(id).is_polynomial && self.polynomial_of(id).keys().flatten().all(is_bound)
     }
 
     /// The truths whose product a term is.

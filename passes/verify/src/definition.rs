@@ -77,11 +77,14 @@ impl Terms {
             let depends = self.vars_of(factor).binary_search(&over).is_ok();
             if depends { &mut inside } else { &mut outside }.push((factor, exponent.value()));
         }
-        let sum = match self.restricted(&inside, over) {
-            Some(sum) => sum,
-            None => self.sum_of_product(&inside, over),
-        };
-        outside.push((sum, 1.0));
+        if outside.is_empty() {
+            return match self.restricted(&inside, over) {
+                Some(sum) => sum,
+                None => self.sum_of_product(&inside, over),
+            };
+        }
+        let inside = self.product(&inside);
+        outside.push((self.sum_over_one(inside, over), 1.0));
         self.product(&outside)
     }
 
