@@ -29,6 +29,12 @@ enum Block<'a> {
     Bounds(&'a [(Atom, i64)]),
 }
 
+/// A sum whose parts are written otherwise.
+enum Regrouped {
+    Product(TermId),
+    Sum(Vec<(TermId, Number)>, f64),
+}
+
 /// What a term is in regard to truth values.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Truths {
@@ -480,8 +486,8 @@ impl Terms {
             }
             let Some(next) = self.regrouped(&parts, constant) else { break };
             match next {
-                Ok(term) => return term,
-                Err((new, rest)) => (parts, constant) = (new, rest),
+                Regrouped::Product(term) => return term,
+                Regrouped::Sum(sum, rest) => (parts, constant) = (sum, rest),
             }
             if parts.is_empty() || parts.len() == 1 && constant == 0.0 {
                 break;
@@ -495,12 +501,7 @@ impl Terms {
 
     /// The parts of a sum, of which those that differ in polynomials alone are added and written out, if that has few parts; or what
     /// the sum is, if all of it is one product. None if all stay.
-    #[allow(clippy::type_complexity)]
-    fn regrouped(
-        &mut self,
-        parts: &[(TermId, Number)],
-        constant: f64,
-    ) -> Option<Result<TermId, (Vec<(TermId, Number)>, f64)>> {
+    fn regrouped(&mut self, parts: &[(TermId, Number)], constant: f64) -> Option<Regrouped> {
         let one = self.constant(1.0);
         let mut groups: BTreeMap<TermId, Vec<(TermId, Vec<TermId>, f64)>> = BTreeMap::new();
         if constant != 0.0 {
@@ -514,7 +515,7 @@ impl Terms {
         let (mut sum, mut changed) = (vec![], false);
         for (of, members) in groups {
             match self.added(of, &members, is_all) {
-                Some(found) if is_all => return Some(Ok(self.sum(&found, 0.0))),
+                Some(found) if is_all => return Some(Regrouped::Product(self.sum(&found, 0.0))),
                 Some(found) => {
                     changed = true;
                     sum.extend(found);
@@ -524,7 +525,7 @@ impl Terms {
         }
         changed.then(|| {
             let (parts, constant) = self.collected(&sum, 0.0);
-            Err((parts, constant.sum))
+            Regrouped::Sum(parts, if constant.cancels() { 0.0 } else { constant.sum })
         })
     }
 
@@ -624,3 +625,6 @@ fn left(sum: BTreeMap<Vec<TermId>, Total>) -> Polynomial {
     let kept = sum.into_iter().filter(|(_, total)| !total.cancels());
     kept.map(|(monomial, total)| (monomial, total.sum)).collect()
 }
+
+#[cfg(test)]
+mod tests;
