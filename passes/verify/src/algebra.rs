@@ -132,6 +132,9 @@ impl Terms {
 
     /// Σ factor·term + constant.
     pub(crate) fn sum(&mut self, parts: &[(TermId, f64)], constant: f64) -> TermId {
+        if let Some(none) = self.exhausted() {
+            return none;
+        }
         let is_multiple = parts.len() == 1 && constant == 0.0;
         let (sum, total) = self.collected(parts, constant);
         if total.size.is_infinite() {
@@ -240,6 +243,9 @@ impl Terms {
 
     /// Π termᵉ.
     pub(crate) fn product(&mut self, factors: &[(TermId, f64)]) -> TermId {
+        if let Some(none) = self.exhausted() {
+            return none;
+        }
         // Of each factor the sum of its exponents, and of their sizes.
         let mut exponents: BTreeMap<TermId, Total> = BTreeMap::new();
         let mut number = 1.0;

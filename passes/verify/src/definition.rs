@@ -39,8 +39,8 @@ impl Terms {
         if self.vars_of(term).binary_search(&over).is_err() {
             return self.scale(term, over.extent as f64);
         }
-        if let Some(found) = self.sums.get(&(term, over)) {
-            return *found;
+        if let Some(found) = self.exhausted().or(self.sums.get(&(term, over)).copied()) {
+            return found;
         }
         let sum = self.new_sum_over(term, over);
         self.sums.insert((term, over), sum);
@@ -202,6 +202,9 @@ impl Terms {
 
     /// A reduction of a term over variables that occur in it, applied to its other variables.
     pub(crate) fn reduction(&mut self, by: &'static str, body: TermId, over: &[Var]) -> TermId {
+        if let Some(none) = self.exhausted() {
+            return none;
+        }
         let bits = self.algebra == Algebra::Bits;
         // Where bits are compared, it matters how often something is added, and in which order.
         let depends = |v: &Var| self.vars_of(body).binary_search(v).is_ok();
