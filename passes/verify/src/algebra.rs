@@ -1,8 +1,8 @@
 //! The normal form of arithmetic over the real numbers.
 //!
 //! Sums and products are flat, sorted and collected; a factor of a sum is multiplied into it, and of a sum that is a factor itself the
-//! content is taken out. Roots and quotients are powers. Truth values are 0 and 1, and their own squares. Products of sums are
-//! not multiplied out.
+//! content is taken out. Roots and quotients are powers. Products of sums are not multiplied out. Truth values are 0 and 1, and their own
+//! squares; of polynomials of them see `choice.rs`.
 //!
 //! Laws that hold only where values are defined are used as such: √x·√x = x, x/x = 1, ln eˣ = x. No value is a NaN.
 
@@ -24,8 +24,8 @@ const LITERAL: &str = "literal";
 
 /// A sum of numbers.
 #[derive(Clone, Copy, Default)]
-struct Total {
-    sum: f64,
+pub(crate) struct Total {
+    pub(crate) sum: f64,
     /// The sum of their sizes.
     size: f64,
     /// Whether one of them is no whole number.
@@ -33,7 +33,7 @@ struct Total {
 }
 
 impl Total {
-    fn add(&mut self, x: f64) {
+    pub(crate) fn add(&mut self, x: f64) {
         *self = Total {
             sum: self.sum + x,
             size: self.size + x.abs(),
@@ -42,7 +42,7 @@ impl Total {
     }
 
     /// Whether nothing is left: exactly of whole numbers, else within rounding.
-    fn cancels(self) -> bool {
+    pub(crate) fn cancels(self) -> bool {
         self.sum == 0.0 || self.rounds && self.sum.abs() <= SAME_NUMBER * self.size
     }
 }
@@ -132,6 +132,31 @@ impl Terms {
 
     /// Σ factor·term + constant.
     pub(crate) fn sum(&mut self, parts: &[(TermId, f64)], constant: f64) -> TermId {
+        if let Some(none) = self.exhausted() {
+            return none;
+        }
+        let is_multiple = parts.len() == 1 && constant == 0.0;
+        let (sum, total, largest) = self.collected(parts, constant);
+        if total.size.is_infinite() {
+            return self.constant(total.sum);
+        }
+        if let Some(sum) = self.large_sum(parts, constant, largest) {
+            return sum;
+        }
+        let constant = if total.cancels() { 0.0 } else { total.sum };
+        let is_alone = sum.len() == 1 && constant == 0.0;
+        if !is_multiple && !is_alone && sum.iter().any(|(t, _)| self.truths_of(*t).has_polynomial) {
+            return self.sum_of_choices(sum, constant);
+        }
+        self.sum_of_parts(sum, constant)
+    }
+
+    /// The parts of a sum, flat, sorted and without those that cancel, its constant, and a bound of the numbers on the way.
+    pub(crate) fn collected(
+        &mut self,
+        parts: &[(TermId, f64)],
+        constant: f64,
+    ) -> (Vec<(TermId, Number)>, Total, f64) {
         // Of each term the sum of its factors, and of their sizes.
         let mut collected: BTreeMap<TermId, Total> = BTreeMap::new();
         let mut total = Total::default();
@@ -151,14 +176,7 @@ impl Terms {
                 _ => collected.entry(part).or_default().add(factor),
             }
         }
-        if total.size.is_infinite() {
-            return self.constant(total.sum);
-        }
         let largest = collected.values().map(|x| x.size).fold(total.size, f64::max);
-        if let Some(sum) = self.large_sum(parts, constant, largest) {
-            return sum;
-        }
-        let constant = if total.cancels() { 0.0 } else { total.sum };
         let mut sum: Vec<(TermId, Number)> = vec![];
         for (term, factor) in collected {
             if !factor.cancels() {
@@ -166,6 +184,11 @@ impl Terms {
                 sum.push((term, factor));
             }
         }
+        (sum, total, largest)
+    }
+
+    /// The sum of parts that are in normal form together.
+    pub(crate) fn sum_of_parts(&mut self, sum: Vec<(TermId, Number)>, constant: f64) -> TermId {
         match (&sum[..], constant) {
             ([], _) => self.constant(constant),
             (&[(term, Number::ONE)], 0.0) => term,
@@ -212,14 +235,28 @@ impl Terms {
         let balance: f64 =
             parts.iter().map(|(t, f)| f.value() * weight(*t)).sum::<f64>() + constant.value();
         let size = if balance < -1e-9 * largest { -size } else { size };
-        // Integers are divided without a remainder, and so without rounding.
-        let divided: Vec<(TermId, f64)> =
-            parts.iter().map(|(t, f)| (*t, f.value() / size)).collect();
-        (size, self.sum(&divided, constant.value() / size))
+        let rest = self.sum_divided(&parts, constant, size);
+        // A truth is what it is.
+        if self.truths_of(rest).is_polynomial && !self.is_truth(rest) {
+            let opposite = self.sum_divided(&parts, constant, -size);
+            if self.is_truth(opposite) {
+                return (-size, opposite);
+            }
+        }
+        (size, rest)
+    }
+
+    /// A sum whose numbers are divided: integers without a remainder, and so without rounding.
+    fn sum_divided(&mut self, parts: &[(TermId, Number)], constant: Number, by: f64) -> TermId {
+        let parts = parts.iter().map(|(t, f)| (*t, self.number(f.value() / by))).collect();
+        self.sum_of_parts(parts, constant.value() / by)
     }
 
     /// Π termᵉ.
     pub(crate) fn product(&mut self, factors: &[(TermId, f64)]) -> TermId {
+        if let Some(none) = self.exhausted() {
+            return none;
+        }
         // Of each factor the sum of its exponents, and of their sizes.
         let mut exponents: BTreeMap<TermId, Total> = BTreeMap::new();
         let mut number = 1.0;
@@ -231,6 +268,17 @@ impl Terms {
             match self.get(factor).clone() {
                 Term::Product(inner) if exponent.fract() == 0.0 || self.all_positive(&inner) => {
                     open.extend(inner.iter().map(|(t, e)| (*t, e.value() * exponent)));
+                }
+                // A truth is its own root.
+                Term::Product(inner)
+                    if exponent > 0.0 && inner.iter().any(|f| self.is_truth_factor(f)) =>
+                {
+                    let (truths, others): (Vec<_>, Vec<_>) =
+                        inner.iter().partition(|f| self.is_truth_factor(f));
+                    open.extend(truths.into_iter().map(|(t, _)| (t, 1.0)));
+                    if !others.is_empty() {
+                        open.push((self.some_of(&others), exponent));
+                    }
                 }
                 Term::Number(x) if x.value().powf(exponent).is_finite() => {
                     number *= x.value().powf(exponent);
@@ -255,30 +303,15 @@ impl Terms {
         if number == 0.0 {
             return self.constant(0.0);
         }
+        number *= self.multiply_polynomials(&mut collected);
+        if number == 0.0 {
+            return self.constant(0.0);
+        }
         if let Some(product) = self.large_product(factors, number) {
             return product;
         }
-        // (1 − truth)·x = x − truth·x, and so for any polynomial of truth values, so that it does not matter which factor it met first.
-        let factors: Vec<(TermId, f64)> = collected.iter().map(|(t, e)| (*t, *e)).collect();
-        for (factor, exponent) in factors {
-            let Some((polynomial, of)) = self.choices(factor) else { continue };
-            if exponent != 1.0 && !(exponent > 0.0 && self.is_negation(&polynomial)) {
-                continue;
-            }
-            collected.remove(&factor);
-            let mut rest: Vec<(TermId, f64)> = collected.into_iter().collect();
-            rest.push((of, exponent));
-            let rest = self.product(&rest);
-            let parts: Vec<(TermId, f64)> = polynomial
-                .iter()
-                .map(|(truths, f)| (self.mul(*truths, rest), f * number))
-                .collect();
-            return self.sum(&parts, 0.0);
-        }
-        self.imply(&mut collected);
         let mut product: Vec<(TermId, Number)> = vec![];
         for (term, exponent) in collected {
-            let exponent = if self.is_truth(term) && exponent > 0.0 { 1.0 } else { exponent };
             let exponent = self.number(exponent);
             product.push((term, exponent));
         }
@@ -375,13 +408,20 @@ impl Terms {
         if !constant.exp().is_normal() {
             return self.apply("exp", &[a]);
         }
-        let mut factors = vec![];
+        let mut written: Vec<(TermId, f64)> = vec![];
         for (part, factor) in parts {
+            match self.written_as_sum(part, |_, _| true) {
+                Some(inner) => written.extend(inner.iter().map(|(t, f)| (*t, f * factor.value()))),
+                None => written.push((part, factor.value())),
+            }
+        }
+        let mut factors = vec![];
+        for (part, factor) in written {
             let power = match self.get(part).clone() {
                 // e to the power of a choice is a choice of powers.
                 Term::Apply(f, operands) if f.name == "select" => {
                     let &[condition, a, b] = &operands[..] else { continue };
-                    let (a, b) = (self.scale(a, factor.value()), self.scale(b, factor.value()));
+                    let (a, b) = (self.scale(a, factor), self.scale(b, factor));
                     let (a, b) = (self.exp(a), self.exp(b));
                     factors.push((self.select(condition, a, b), 1.0));
                     continue;
@@ -389,7 +429,7 @@ impl Terms {
                 Term::Apply(f, operands) if f.name == "log" => operands[0],
                 _ => self.apply("exp", &[part]),
             };
-            factors.push((power, factor.value()));
+            factors.push((power, factor));
         }
         factors.push((self.constant(constant.exp()), 1.0));
         self.product(&factors)
@@ -439,12 +479,15 @@ impl Terms {
                     parts.iter().map(|(t, f)| (self.float_of(*t), f.value())).collect();
                 self.sum(&parts, constant.value())
             }
-            Term::Product(factors) if factors.iter().any(|f| self.is_truth_factor(f)) => {
-                let (truths, others): (Vec<_>, Vec<_>) =
-                    factors.iter().partition(|f| self.is_truth_factor(f));
-                let (truths, others) = (self.some_of(&truths), self.some_of(&others));
+            Term::Product(factors) if factors.iter().any(|f| self.is_choice_factor(f)) => {
+                let (choices, others): (Vec<_>, Vec<_>) =
+                    factors.iter().partition(|f| self.is_choice_factor(f));
+                if others.is_empty() {
+                    return a;
+                }
+                let (choices, others) = (self.some_of(&choices), self.some_of(&others));
                 let others = self.float_of(others);
-                self.mul(truths, others)
+                self.mul(choices, others)
             }
             _ => self.apply("float_of", &[a]),
         }

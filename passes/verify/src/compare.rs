@@ -87,17 +87,37 @@ impl Comparer {
         after: &Graph,
         ranks: Ranks,
     ) -> Vec<Difference> {
-        let t = &mut self.terms;
-        let (first, of_first) = Reading::with_constants(t, before, ranks);
-        let expected = outputs(before, &first);
-        let (second, of_second) = Reading::with_constants(t, after, ranks);
-        let mut found = differences(t, &expected, &outputs(after, &second));
-        found.extend(of_another_part(before, after));
-        found.extend(ill_formed(after));
-        if t.before_gradients {
-            found.extend(of_other_parameters((before, &of_first), (after, &of_second)));
+        self.within_limit(|t| {
+            let (first, of_first) = Reading::with_constants(t, before, ranks);
+            let expected = outputs(before, &first);
+            let (second, of_second) = Reading::with_constants(t, after, ranks);
+            let mut found = differences(t, &expected, &outputs(after, &second));
+            found.extend(of_another_part(before, after));
+            found.extend(ill_formed(after));
+            if t.before_gradients {
+                found.extend(of_other_parameters((before, &of_first), (after, &of_second)));
+            }
+            found
+        })
+    }
+
+    /// What a comparison finds, or that it has too many terms. Those of comparisons before count only the first time.
+    fn within_limit(&mut self, compare: impl Fn(&mut Terms) -> Vec<Difference>) -> Vec<Difference> {
+        let were_none = self.terms.is_empty();
+        let mut found = compare(&mut self.terms);
+        if self.terms.exhausted().is_some() && !were_none {
+            self.terms = self.terms.anew();
+            found = compare(&mut self.terms);
         }
-        found
+        if self.terms.exhausted().is_none() {
+            return found;
+        }
+        self.terms = self.terms.anew();
+        let what = format!(
+            "it is not shown, because its statement has more than {} terms",
+            self.terms.limit.0
+        );
+        vec![Difference { output: String::new(), origin: Origin::none(), what }]
     }
 
     /// The same comparer for graphs of which gradients are still to be taken, or not: what passes them on, or does not, must then stay.
@@ -117,19 +137,21 @@ impl Comparer {
         ranks: Ranks,
         sums: &[&str],
     ) -> Vec<Difference> {
-        let t = &mut self.terms;
-        let mut expected = distributed(t, before, after, ranks);
-        for output in before.outputs.iter().filter(|o| sums.contains(&o.name.as_str())) {
-            expected.entry(key_of(before, output)).and_modify(|output| {
-                output.term = ranks.reduced(t, output.term, ReduceKind::Sum, ALL);
-            });
-        }
-        let second = Reading::new(t, after, ranks);
-        let mut found = differences(t, &expected, &outputs(after, &second));
-        found.extend(placement(after));
-        found.extend(of_another_part(before, after));
-        found.extend(ill_formed(after));
-        found
+        self.within_limit(|t| {
+            let mut expected = distributed(t, before, after, ranks);
+            for output in before.outputs.iter().filter(|o| sums.contains(&o.name.as_str())) {
+                expected.entry(key_of(before, output)).and_modify(|output| {
+                    output.term = ranks.reduced(t, output.term, ReduceKind::Sum, ALL);
+                });
+            }
+            let second = Reading::new(t, after, ranks);
+            let mut found = differences(t, &expected, &outputs(after, &second));
+            found.extend(of_other_statistics(before));
+            found.extend(placement(after));
+            found.extend(of_another_part(before, after));
+            found.extend(ill_formed(after));
+            found
+        })
     }
 }
 
@@ -307,6 +329,53 @@ fn carry_of(graph: &Graph, leaf: ValueId) -> String {
     format!("carry {} {}", op.name(), leaf_key(op).unwrap_or_default())
 }
 
+/// What in the step of one rank is not as [`distributed`] reads it: which values are sums over ranks follows from where they are.
+fn of_other_statistics(before: &Graph) -> Vec<Difference> {
+    let mut found = vec![];
+    let mut report = |node: &Node, what: &str| {
+        let origin = node.origin.clone();
+        found.push(Difference { output: String::new(), origin, what: what.into() });
+    };
+    let gradients: BTreeSet<ValueId> = (before.outputs.iter())
+        .filter(|o| o.kind == OutputKind::Gradient)
+        .map(|o| o.value)
+        .collect();
+    let mut unscales = 0;
+    for (_, node) in before.nodes() {
+        match &node.op {
+            Op::Unscale(_) => {
+                unscales += 1;
+                let mut statistics = before.def(node.inputs[0]);
+                if matches!(statistics.op, Op::RoundStats) {
+                    statistics = before.def(statistics.inputs[0]);
+                }
+                let [of_gradients, count, loss] = statistics.inputs[..] else {
+                    report(node, "the statistics are not [of gradients, count, loss]");
+                    continue;
+                };
+                let is_one = |v: ValueId| before.ty(v).shape.dims() == [1];
+                let are_of_gradients = matches!(before.def(of_gradients).op, Op::GradStats(_));
+                let is_concat = matches!(statistics.op, Op::Concat(_));
+                if !(is_concat && are_of_gradients && is_one(count) && is_one(loss)) {
+                    report(node, "the statistics are not [of gradients, count, loss]");
+                }
+            }
+            Op::GradStats(_) if !node.inputs.iter().all(|v| gradients.contains(v)) => {
+                report(node, "statistics are of what is no gradient of the step");
+            }
+            Op::OptimizerStep(_) if !gradients.contains(&node.inputs[1]) => {
+                report(node, "a parameter is updated by what is no gradient of the step");
+            }
+            _ => {}
+        }
+    }
+    if unscales > 1 {
+        let what = format!("{unscales} nodes unscale the gradients");
+        found.push(Difference { output: String::new(), origin: Origin::none(), what });
+    }
+    found
+}
+
 /// The outputs of the step of one rank, on all ranks.
 fn distributed(t: &mut Terms, before: &Graph, after: &Graph, ranks: Ranks) -> Outputs {
     let early = Reading::unread(after, ranks).reduced_early;
@@ -387,4 +456,45 @@ fn placement(graph: &Graph) -> Vec<Difference> {
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::term::Limit;
+    use frit_ir::text;
+
+    /// tanh(x + … + x·x·…) of so many operations.
+    fn chain(n: usize) -> Graph {
+        let ty = r#"{"dtype":"f32","shape":[4]}"#;
+        let mut lines = format!("%x0: f32[4] = input {{name = \"x\", ty = {ty}}}\n");
+        for k in 0..n {
+            lines += &format!("%y{k}: f32[4] = tanh %x{k}\n%x{}: f32[4] = mul %y{k}, %x0\n", k + 1);
+        }
+        let text = format!("graph @g world=1 {{\n{lines}return %x{n} as \"y\"\n}}");
+        text::parse(&text).unwrap_or_else(|e| panic!("{e:?}\n{text}"))
+    }
+
+    #[test]
+    fn a_comparison_of_too_many_terms_ends_and_shows_nothing() {
+        let (small, large) = (chain(5), chain(300));
+        for algebra in [Algebra::Real, Algebra::Rounded, Algebra::Bits] {
+            let mut comparer = Comparer { terms: Terms::of(algebra) };
+            comparer.terms.limit = Limit(100);
+            for _ in 0..2 {
+                let found = comparer.compare(&large, &large, Ranks::ONE);
+                assert_eq!(found.len(), 1);
+                assert!(found[0].what.contains("more than 100 terms"), "{}", found[0].what);
+                let found = comparer.compare_distributed(&large, &large, Ranks::ONE, &[]);
+                assert!(found[0].what.contains("more than 100 terms"), "{}", found[0].what);
+                // Others are compared as before.
+                assert!(comparer.compare(&small, &small, Ranks::ONE).is_empty());
+                assert!(!comparer.compare(&small, &chain(6), Ranks::ONE).is_empty());
+            }
+            // Many comparisons have more terms together.
+            for n in 1..20 {
+                assert!(comparer.compare(&chain(n), &chain(n), Ranks::ONE).is_empty());
+            }
+        }
+    }
 }

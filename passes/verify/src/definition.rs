@@ -40,8 +40,8 @@ impl Terms {
         if self.vars_of(term).binary_search(&over).is_err() {
             return self.scale(term, over.extent as f64);
         }
-        if let Some(found) = self.sums.get(&(term, over)) {
-            return *found;
+        if let Some(found) = self.exhausted().or(self.sums.get(&(term, over)).copied()) {
+            return found;
         }
         let sum = self.new_sum_over(term, over);
         self.sums.insert((term, over), sum);
@@ -49,6 +49,19 @@ impl Terms {
     }
 
     fn new_sum_over(&mut self, term: TermId, over: Var) -> TermId {
+        // Of choices along the variable the parts are summed; what is left of the axis is seen only where bounds are factors.
+        let depends = |t: &Terms, p: TermId| t.vars_of(p).binary_search(&over).is_ok();
+        let is_bound = |t: &Terms, p: TermId| depends(t, p) && t.is_of_bounds(p);
+        let written = match self.written_as_sum(term, depends) {
+            Some(parts) => Some(parts),
+            None => self.written_as_sum(term, is_bound),
+        };
+        if let Some(mut parts) = written {
+            for (part, _) in &mut parts {
+                *part = self.sum_over_one(*part, over);
+            }
+            return self.sum(&parts, 0.0);
+        }
         let factors = match self.get(term).clone() {
             Term::Sum(parts, constant) => {
                 let mut sums: Vec<(TermId, f64)> = vec![];
@@ -65,42 +78,33 @@ impl Terms {
             let depends = self.vars_of(factor).binary_search(&over).is_ok();
             if depends { &mut inside } else { &mut outside }.push((factor, exponent.value()));
         }
-        let sum = match self.restricted(&inside, over) {
-            Some(sum) => sum,
-            None => self.sum_of_product(&inside, over),
-        };
-        outside.push((sum, 1.0));
+        if outside.is_empty() {
+            return match self.restricted(&inside, over) {
+                Some(sum) => sum,
+                None => self.sum_of_product(&inside, over),
+            };
+        }
+        let inside = self.product(&inside);
+        outside.push((self.sum_over_one(inside, over), 1.0));
         self.product(&outside)
     }
 
-    /// The sum where a factor is the truth of i ≥ c, or of i < c: over what is left of the axis.
+    /// The sum where a factor is the truth of i ≥ c, or of i ≤ c: over what is left of the axis.
     fn restricted(&mut self, inside: &[(TermId, f64)], over: Var) -> Option<TermId> {
         for (k, &(factor, exponent)) in inside.iter().enumerate() {
             if exponent < 0.0 {
                 continue;
             }
-            let (ix, negated) = match self.get(factor) {
-                Term::NotNegative(ix) => (*ix, false),
-                Term::Sum(parts, Number::ONE) => match &parts[..] {
-                    &[(t, f)] if f.value() == -1.0 => match self.get(t) {
-                        Term::NotNegative(ix) => (*ix, true),
-                        _ => continue,
-                    },
-                    _ => continue,
-                },
-                _ => continue,
-            };
+            let Term::NotNegative(ix) = *self.get(factor) else { continue };
             let Affine { atoms, constant } = self.affine(ix).clone();
             let &[(Atom::Var(v), factor)] = &atoms[..] else { continue };
             if v != over || factor.abs() != 1 {
                 continue;
             }
-            // i ≥ −constant, or i ≤ constant; negated, the other side.
-            let (low, high) = match (factor, negated) {
-                (1, false) => (-constant, over.extent as i64),
-                (1, true) => (0, -constant),
-                (_, false) => (0, constant + 1),
-                (_, true) => (constant + 1, over.extent as i64),
+            // i ≥ −constant, or i ≤ constant.
+            let (low, high) = match factor {
+                1 => (-constant, over.extent as i64),
+                _ => (0, constant + 1),
             };
             let rest: Vec<(TermId, f64)> =
                 inside.iter().enumerate().filter(|(i, _)| *i != k).map(|(_, f)| *f).collect();
@@ -199,6 +203,9 @@ impl Terms {
 
     /// A reduction of a term over variables that occur in it, applied to its other variables.
     pub(crate) fn reduction(&mut self, by: &'static str, body: TermId, over: &[Var]) -> TermId {
+        if let Some(none) = self.exhausted() {
+            return none;
+        }
         let bits = self.algebra == Algebra::Bits;
         // Where bits are compared, it matters how often something is added, and in which order.
         let depends = |v: &Var| self.vars_of(body).binary_search(v).is_ok();

@@ -10,7 +10,10 @@ use crate::truth::WITH_INFINITY;
 use frit_ir::DType;
 
 /// Whole numbers below this are exact.
-const WHOLE: f64 = (1_u64 << 53) as f64;
+pub(crate) const WHOLE: f64 = (1_u64 << 53) as f64;
+
+/// Polynomials of truth values with numbers up to this are those of real numbers.
+const SMALL: f64 = 1e3;
 
 /// What a term stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,17 +36,36 @@ impl Terms {
     pub(crate) fn typed_leaf(&mut self, key: &str, dtype: DType) -> u32 {
         let leaf = self.leaf(key);
         if is_integer(dtype) {
-            self.integer_leaves.insert(leaf);
+            self.leaf_kinds.insert(leaf, Kind::Integer);
+        } else if dtype == DType::Bool {
+            self.leaf_kinds.insert(leaf, Kind::Either);
         }
         leaf
+    }
+
+    /// Whether a number in a term is too large for an integer.
+    pub(crate) fn is_large(&self, id: TermId) -> bool {
+        let large = |x: Number| x.value().abs() >= WHOLE;
+        match self.get(id) {
+            Term::Number(x) => large(*x),
+            Term::Sum(parts, constant) => {
+                large(*constant) || parts.iter().any(|(t, f)| large(*f) || self.is_large(*t))
+            }
+            Term::Product(factors) => factors.iter().any(|(t, _)| match self.get(*t) {
+                Term::Sum(parts, constant) => {
+                    large(*constant) || parts.iter().any(|(_, f)| large(*f))
+                }
+                _ => false,
+            }),
+            _ => false,
+        }
     }
 
     /// What a term is, whose parts are known.
     pub(crate) fn kind_of(&self, term: &Term) -> Kind {
         match term {
             Term::Number(_) | Term::Index(_) | Term::NotNegative(_) => Kind::Either,
-            Term::Leaf(leaf, _) if self.integer_leaves.contains(leaf) => Kind::Integer,
-            Term::Leaf(..) => Kind::Real,
+            Term::Leaf(leaf, _) => self.leaf_kinds.get(leaf).copied().unwrap_or(Kind::Real),
             Term::Defined(definition, _) => match &self.definitions[*definition as usize] {
                 Definition::Reduce { body, .. } => self.kind(*body),
                 Definition::Opaque { is_integer: true, .. } => Kind::Integer,
@@ -64,7 +86,7 @@ impl Terms {
     }
 
     /// What is made of terms.
-    fn kinds(&self, terms: impl Iterator<Item = TermId>) -> Kind {
+    pub(crate) fn kinds(&self, terms: impl Iterator<Item = TermId>) -> Kind {
         terms.map(|t| self.kind(t)).max().unwrap_or(Kind::Either)
     }
 
@@ -76,8 +98,14 @@ impl Terms {
         constant: Number,
     ) -> Option<f64> {
         let numbers = || parts.iter().map(|(_, f)| *f).chain([constant]).map(Number::value);
-        let is_integer = self.kind(id) != Kind::Real;
-        let is_whole = numbers().all(|x| x.fract() == 0.0 && x.abs() < WHOLE);
+        let largest = numbers().map(f64::abs).fold(0.0, f64::max);
+        let is_integer = match self.kind(id) {
+            Kind::Integer => true,
+            // Of small numbers, quotients differ by more than rounding.
+            Kind::Either => !self.truths_of(id).is_polynomial || largest > SMALL,
+            Kind::Real => false,
+        };
+        let is_whole = largest < WHOLE && numbers().all(|x| x.fract() == 0.0);
         let gcd = |a: u64, b: u64| {
             let (mut a, mut b) = (a, b);
             while b != 0 {

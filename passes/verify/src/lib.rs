@@ -1,6 +1,7 @@
 //! The certificate: a proof, pass by pass, that a compilation kept what a training step computes.
 
 mod algebra;
+mod choice;
 mod chunks;
 mod compare;
 mod definition;

@@ -12,13 +12,9 @@ impl Terms {
     /// A number and a term whose product a sum is: itself if it is small, else a definition. Sums with bounds and choices stay in sight:
     /// there are indices at which they are simpler.
     pub(crate) fn shortened(&mut self, id: TermId) -> (f64, TermId) {
-        let is_choice = |t: &Terms, part: TermId| match t.get(part) {
-            Term::Product(factors) => factors.iter().any(|(f, _)| t.is_truth(*f)),
-            _ => t.is_truth(part),
-        };
         match self.get(id) {
             Term::Sum(parts, _) if self.size_of(id).is_some_and(|size| size > LARGE) => {
-                if parts.iter().any(|(part, _)| is_choice(self, *part)) {
+                if parts.iter().any(|(part, _)| self.truths_of(*part).has_polynomial) {
                     return (1.0, id);
                 }
             }

@@ -33,8 +33,10 @@ impl Terms {
         if !by.iter().any(|(v, _)| vars.binary_search(v).is_ok()) {
             return id;
         }
-        if let Some(found) = self.substituted.get(&(id, by.clone())) {
-            return *found;
+        if let Some(found) =
+            self.exhausted().or_else(|| self.substituted.get(&(id, by.clone())).copied())
+        {
+            return found;
         }
         let result = match self.get(id).clone() {
             Term::Number(_) => id,

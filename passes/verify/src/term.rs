@@ -5,6 +5,7 @@
 //! A reduction, or an operation that is not written out, is a *definition*: a function of indices, whose bound variables and
 //! arguments are named canonically, and which terms apply.
 
+use crate::choice::Truths;
 use crate::index::{Affine, Atom, Ix, Var};
 use crate::integer::Kind;
 use crate::lemmas::Results;
@@ -103,10 +104,29 @@ impl Coloring {
     }
 }
 
+/// So many parts of a sum or product take as much memory as a term.
+const PARTS_OF_ONE: usize = 16;
+
+/// How many terms a comparison may have. Each takes up to 500 bytes with all that is known of it; up to three comparisons are made at
+/// once. The largest that is known, of a recurrence of 16 steps in two layers and directions, has 1.2 million.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limit(pub(crate) usize);
+
+impl Default for Limit {
+    fn default() -> Limit {
+        Limit(6_000_000)
+    }
+}
+
 /// All terms, indices and definitions of a comparison.
 #[derive(Default)]
 pub(crate) struct Terms {
     pub(crate) algebra: Algebra,
+    pub(crate) limit: Limit,
+    /// Terms that were made; a long sum or product counts as several.
+    made: usize,
+    /// Beyond the limit every term is this, so nothing that was computed is to be used.
+    exhausted: Option<TermId>,
     /// Whether gradients are still to be taken: what passes them on, or does not, is a function without laws.
     pub(crate) before_gradients: bool,
     terms: Vec<Term>,
@@ -116,7 +136,10 @@ pub(crate) struct Terms {
     /// How many parts a term is made of; none if these are bounds or indices.
     sizes: Vec<Option<u32>>,
     kinds: Vec<Kind>,
+    truths: Vec<Truths>,
     vars: Vec<Rc<[Var]>>,
+    /// The lists of variables: many terms have the same, which may be long.
+    lists: FxHashSet<Rc<[Var]>>,
     affines: Vec<Affine>,
     affine_ids: FxHashMap<Affine, Ix>,
     ix_shapes: Vec<u64>,
@@ -127,8 +150,8 @@ pub(crate) struct Terms {
     pub(crate) symmetries: FxHashMap<u32, Vec<usize>>,
     pub(crate) leaves: Vec<String>,
     leaf_ids: FxHashMap<String, u32>,
-    /// Leaves whose elements are integers.
-    pub(crate) integer_leaves: FxHashSet<u32>,
+    /// Leaves whose elements are no real numbers.
+    pub(crate) leaf_kinds: FxHashMap<u32, Kind>,
     /// Constants that are leaves, by their sizes.
     pub(crate) constants: FxHashMap<Vec<usize>, Vec<(Tensor, u32)>>,
     numbers: BTreeMap<u64, ()>,
@@ -165,6 +188,21 @@ pub(crate) fn is_rounded(x: f64, to: f64, dtype: DType) -> bool {
 impl Terms {
     pub(crate) fn of(algebra: Algebra) -> Terms {
         Terms { algebra, ..Terms::default() }
+    }
+
+    /// None, of the same kind.
+    pub(crate) fn anew(&self) -> Terms {
+        let Terms { algebra, before_gradients, limit, .. } = *self;
+        Terms { algebra, before_gradients, limit, ..Terms::default() }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.terms.is_empty()
+    }
+
+    /// What every term is since there are more than may be; nothing that was computed is then to be used.
+    pub(crate) fn exhausted(&self) -> Option<TermId> {
+        self.exhausted
     }
 
     /// The number, or one that differs by less than rounding and was seen before. Whole numbers are exact.
@@ -238,6 +276,11 @@ impl Terms {
         self.kinds[id.0 as usize]
     }
 
+    /// What a term is in regard to truth values.
+    pub(crate) fn truths_of(&self, id: TermId) -> &Truths {
+        &self.truths[id.0 as usize]
+    }
+
     /// A hash that is the same whatever the names of variables.
     pub(crate) fn shape_of(&self, id: TermId) -> u64 {
         self.shapes[id.0 as usize]
@@ -258,11 +301,26 @@ impl Terms {
     }
 
     pub(crate) fn term(&mut self, term: Term) -> TermId {
-        if let Some(id) = self.term_ids.get(&term) {
-            return *id;
+        if let Some(id) = self.exhausted.or(self.term_ids.get(&term).copied()) {
+            return id;
         }
+        self.made += match &term {
+            Term::Sum(parts, _) | Term::Product(parts) => 1 + parts.len() / PARTS_OF_ONE,
+            _ => 1,
+        };
+        if self.made > self.limit.0 {
+            let none = Term::Apply(Function { name: "exhausted", attributes: [0; 2] }, [].into());
+            let id = self.new_term(none);
+            self.exhausted = Some(id);
+            return id;
+        }
+        self.new_term(term)
+    }
+
+    fn new_term(&mut self, term: Term) -> TermId {
         let id = TermId(self.terms.len() as u32);
         let vars = self.vars_in_term(&term);
+        let vars = self.shared(vars);
         let size = match &term {
             Term::Index(_) | Term::NotNegative(_) => None,
             Term::Number(_) | Term::Leaf(..) | Term::Defined(..) => Some(1),
@@ -271,12 +329,23 @@ impl Terms {
         };
         let shape = self.color_with(&term, &Coloring::default());
         self.kinds.push(self.kind_of(&term));
+        let truths = self.truths_in(&term);
         self.term_ids.insert(term.clone(), id);
         self.terms.push(term);
         self.vars.push(vars);
         self.sizes.push(size);
         self.shapes.push(shape);
+        self.truths.push(truths);
         id
+    }
+
+    /// The list of variables that was made before, if it is one.
+    fn shared(&mut self, vars: Rc<[Var]>) -> Rc<[Var]> {
+        if let Some(list) = self.lists.get(&vars) {
+            return list.clone();
+        }
+        self.lists.insert(vars.clone());
+        vars
     }
 
     /// How many parts terms are made of.

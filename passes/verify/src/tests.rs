@@ -62,6 +62,18 @@ fn integers_are_exact() {
              %z: i64[4] = slice %3 {size = [4], start = [0], step = [1]}",
             small,
         ),
+        (
+            "%b: bool[4] = input {name = \"b\", ty = {\"dtype\":\"bool\",\"shape\":[4]}}\n\
+             %2: i64[4] = cast %b {to = \"i64\"}\n%3: i64[4] = mul %2, %k\n%4: i64[4] = add %3, %n\n\
+             %5: i64[4] = mul %4, %i\n%z: i64[4] = mod %5, %p",
+            [100_000_000, 50_000_000],
+        ),
+        (
+            "%j: i64[4] = input {name = \"j\", ty = {\"dtype\":\"i64\",\"shape\":[4]}}\n\
+             %2: i64[4] = add %0, %j\n%3: i64[4] = add %2, %j\n%4: i64[4] = add %3, %j\n%5: i64[4] = mul %4, %n\n\
+             %6: i64[4] = cum_sum %5 {axis = 0, exclusive = false, reverse = false}\n%z: i64[4] = mod %6, %p",
+            [10_000_018, 49],
+        ),
         ("%2: i64[4] = add %1, %k\n%z: i64[4] = mod %2, %p", large),
         ("%2: i64[4] = add %1, %n\n%z: i64[4] = mod %2, %p", large),
         ("%2: i64[4] = mul %0, %k\n%z: i64[4] = mod %2, %p", [(1 << 27) + 1, 0]),

@@ -1,8 +1,6 @@
-//! Truth values, which are 0 or 1, and polynomials of them.
+//! Truth values, which are 0 or 1.
 
-use crate::index::Affine;
 use crate::term::{Number, Term, TermId, Terms};
-use std::collections::BTreeMap;
 
 /// Names a comparison with an infinity.
 pub(crate) const WITH_INFINITY: &str = "with_infinity";
@@ -10,16 +8,7 @@ pub(crate) const WITH_INFINITY: &str = "with_infinity";
 impl Terms {
     /// Whether a term is 0 or 1.
     pub(crate) fn is_truth(&self, id: TermId) -> bool {
-        match self.get(id) {
-            Term::NotNegative(_) => true,
-            Term::Apply(f, _) => matches!(f.name, "not_negative" | "is_zero" | WITH_INFINITY),
-            Term::Number(x) => *x == Number::ONE || *x == Number::ZERO,
-            Term::Product(factors) => factors.iter().all(|factor| self.is_truth_factor(factor)),
-            Term::Sum(parts, Number::ONE) => {
-                matches!(&parts[..], [(t, f)] if f.value() == -1.0 && self.is_truth(*t))
-            }
-            _ => false,
-        }
+        self.truths_of(id).is_truth
     }
 
     /// Whether a factor is 0 or 1, which one over a truth value is not. Positive powers of truth values are written as the first.
@@ -27,40 +16,10 @@ impl Terms {
         exponent == Number::ONE && self.is_truth(factor)
     }
 
-    /// A polynomial of truth values, as their products with factors, and a term, whose product this sum is.
-    pub(crate) fn choices(&mut self, id: TermId) -> Option<(Vec<(TermId, f64)>, TermId)> {
-        let Term::Sum(parts, constant) = self.get(id).clone() else { return None };
-        let (mut polynomial, mut rest, mut of) = (vec![], vec![], None);
-        for &(part, factor) in parts.iter() {
-            let factor = factor.value();
-            let Some((truths, other)) = self.without_truths(part) else {
-                rest.push((part, factor));
-                continue;
-            };
-            if *of.get_or_insert(other) != other {
-                return None;
-            }
-            polynomial.push((truths, factor));
-        }
-        let (size, of) = self.content(of?);
-        polynomial.iter_mut().for_each(|(_, factor)| *factor *= size);
-        let rest = self.sum(&rest, constant.value());
-        let (factor, rest) = self.content(rest);
-        if factor != 0.0 {
-            polynomial.push((self.constant(1.0), factor));
-        }
-        (factor == 0.0 || rest == of).then_some((polynomial, of))
-    }
-
-    /// The truth values among the factors of a term, and the others; none if there are none.
-    fn without_truths(&mut self, id: TermId) -> Option<(TermId, TermId)> {
-        if self.is_truth(id) {
-            return Some((id, self.constant(1.0)));
-        }
-        let Term::Product(factors) = self.get(id) else { return None };
-        let (truths, others): (Vec<_>, Vec<_>) =
-            factors.iter().partition(|f| self.is_truth_factor(f));
-        (!truths.is_empty()).then(|| (self.some_of(&truths), self.some_of(&others)))
+    /// Whether a factor is a truth, or a polynomial of truths.
+    pub(crate) fn is_choice_factor(&self, factor: &(TermId, Number)) -> bool {
+        let is_polynomial = factor.1 == Number::ONE && self.truths_of(factor.0).is_polynomial;
+        is_polynomial || self.is_truth_factor(factor)
     }
 
     /// The product of some factors of a product, which is in normal form as that is.
@@ -70,31 +29,11 @@ impl Terms {
             _ => self.term(Term::Product(factors.into())),
         }
     }
+}
 
-    /// Whether a polynomial is 1 − truth.
-    pub(crate) fn is_negation(&self, polynomial: &[(TermId, f64)]) -> bool {
-        matches!(polynomial, &[(_, -1.0), (one, 1.0)] if self.as_number(one) == Some(1.0))
-    }
-
-    /// Leaves out bounds that follow from others: i + 3 ≥ 0 where i ≥ 0.
-    pub(crate) fn imply(&self, factors: &mut BTreeMap<TermId, f64>) {
-        let bounds: Vec<(TermId, &Affine)> = (factors.keys())
-            .filter_map(|t| match self.get(*t) {
-                Term::NotNegative(ix) => Some((*t, self.affine(*ix))),
-                _ => None,
-            })
-            .collect();
-        let implied: Vec<TermId> = bounds
-            .iter()
-            .filter(|(_, a)| {
-                bounds.iter().any(|(_, b)| a.atoms == b.atoms && a.constant > b.constant)
-            })
-            .map(|(t, _)| *t)
-            .collect();
-        implied.iter().for_each(|t| {
-            factors.remove(t);
-        });
-    }
+/// Whether a function is 0 or 1.
+pub(crate) fn is_truth_function(name: &str) -> bool {
+    matches!(name, "not_negative" | "is_zero" | WITH_INFINITY)
 }
 
 #[cfg(test)]

@@ -80,13 +80,18 @@ impl Chunks {
             }
             Op::Concat(op) if op.axis == 0 => {
                 if let Some(chunk) = all(&self.rows).and_then(union) {
-                    if chunk.rows == (0..chunk.of) {
+                    let is_whole = types[0].shape == with_rows(&operands[0].ty, chunk.of).shape;
+                    if chunk.rows == (0..chunk.of) && is_whole {
                         return vec![chunk.whole];
                     }
                     self.rows.insert(output, chunk);
                 }
             }
-            Op::Binary(BinaryFn::Add) if all(&self.sums).is_some() => {
+            // A sum that is broadcast is another.
+            Op::Binary(BinaryFn::Add)
+                if all(&self.sums).is_some()
+                    && operands.iter().all(|x| x.ty.shape == types[0].shape) =>
+            {
                 let mut parts = all(&self.sums).unwrap_or_default();
                 parts.sort_unstable_by_key(|c| c.rows.start);
                 if let Some(chunk) = union(parts) {
@@ -114,7 +119,9 @@ impl Chunks {
                 self.widened(t, node, operands, types);
             }
             _ => {
-                let same = operands.len() == 1 && results[0] == operands[0].term;
+                let same = operands.len() == 1
+                    && results[0] == operands[0].term
+                    && operands[0].ty.shape == types[0].shape;
                 if let Some(chunk) = self.sums.get(&input).filter(|_| same).cloned() {
                     self.sums.insert(output, chunk);
                 }

@@ -201,7 +201,12 @@ pub(super) fn opaque(
     let mut terms: Vec<(TermId, Vec<usize>)> =
         operands.iter().map(|o| (o.term, o.sizes().to_vec())).collect();
     let mut factors: Vec<(TermId, f64)> = vec![];
-    for group in linear_in(&op, operands.len()) {
+    // Quotients of integers would be rounded, and some operations round integers themselves.
+    let groups = match types.iter().all(|ty| ty.dtype.is_float()) {
+        true => linear_in(&op, operands.len()),
+        false => vec![],
+    };
+    for group in groups {
         let Some(&first) = group.first() else { continue };
         let (number, scalars) = scalar_factors(t, terms[first].0);
         let factor = t.product(&scalars);

@@ -14,6 +14,7 @@ mod rounding;
 mod tests;
 
 use crate::index::{Ix, Kind, Var};
+use crate::integer::is_integer;
 use crate::term::{Algebra, Function, TermId, Terms};
 use frit_ir::ops::{BinaryFn, Embedding, Linear, PredicateFn, ReduceFn, UnaryFn};
 use frit_ir::{DType, Op, Tensor, TensorType};
@@ -127,10 +128,15 @@ fn new_results(t: &mut Terms, op: &Op, operands: &[Operand], types: &[&TensorTyp
     if types.iter().all(|ty| ty.shape.numel() == 0) {
         return vec![t.constant(0.0); types.len()];
     }
-    let exact = match t.algebra {
+    let mut exact = match t.algebra {
         Algebra::Bits => bits::results(t, op, operands, types),
         _ => exact(t, op, operands, types),
     };
+    let is_large = |(y, ty): (&TermId, &&TensorType)| is_integer(ty.dtype) && t.is_large(*y);
+    if t.algebra != Algebra::Bits && exact.iter().zip(types).any(is_large) && !op.is_layout() {
+        let axes = t.axes(types[0].shape.dims());
+        exact = bits::without_laws(t, op, operands, types, &axes);
+    }
     let is_free = |v: &Var| v.kind == Kind::Fresh;
     debug_assert!(
         !exact.iter().any(|y| t.vars_of(*y).iter().any(is_free)),

@@ -35,7 +35,9 @@ pub(crate) fn rounded(t: &mut Terms, term: TermId, dtype: DType) -> TermId {
         Term::Product(factors) => {
             let (truths, rest): (Vec<_>, Vec<_>) =
                 factors.iter().partition(|f| t.is_truth_factor(f));
-            if !truths.is_empty() {
+            // Where one is a sum, all stays: each of its parts would be summed for itself.
+            let is_sum = |(x, _): &(TermId, Number)| matches!(t.get(*x), Term::Sum(..));
+            if !truths.is_empty() && !truths.iter().any(is_sum) {
                 let values = |of: Vec<(TermId, Number)>| -> Vec<(TermId, f64)> {
                     of.into_iter().map(|(t, e)| (t, e.value())).collect()
                 };

@@ -82,7 +82,9 @@ pub(super) fn is_same_on_all_ranks(graph: &Graph, value: ValueId) -> bool {
     while let Some(value) = open.pop() {
         let node = graph.def(value);
         match &node.op {
-            Op::AllReduce(_) | Op::Param(_) | Op::Constant(_) => {}
+            // One with a unit may be over one copy of its parameters only.
+            Op::AllReduce(op) if op.unit.is_none() => {}
+            Op::Param(_) | Op::Constant(_) => {}
             Op::Input(_) | Op::State(_) | Op::Hyper(_) => return false,
             _ => open.extend(node.inputs.iter().filter(|v| seen.insert(**v))),
         }
