@@ -301,25 +301,10 @@ impl Options {
     /// The first value that is not implemented, by its key.
     pub fn new(config: &Config) -> Result<Options, Diagnostic> {
         let c = config;
-        let refuse = |condition: bool, key: &str, value: &str| {
-            if !condition {
-                return Ok(());
-            }
-            Err(Diagnostic::error(
-                Code::ArchUnknown,
-                format!("`{key} = {value}` is not implemented yet"),
-            ))
-        };
-        let exchanged = [
-            ("sharding.param_dtype", c.sharding.param_dtype),
-            ("sharding.buffer_dtype", c.sharding.buffer_dtype),
-            ("sharding.reduce_dtype", Some(c.sharding.reduce_dtype)),
-        ];
-        for (key, dtype) in exchanged {
-            refuse(dtype == Some(DType::F64), key, "fp64")?;
+        if c.loss.reduction != choices::Reduction::GlobalMean {
+            let what = format!("`loss.reduction = {}` is not implemented", c.loss.reduction.word());
+            return Err(Diagnostic::error(Code::ArchUnknown, what));
         }
-        let mean = c.loss.reduction;
-        refuse(mean != choices::Reduction::GlobalMean, "loss.reduction", mean.word())?;
         let backend = Backend::of(c)?;
         if c.precision.fp8 {
             backend.multiplies_fp8()?;

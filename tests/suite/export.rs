@@ -52,6 +52,44 @@ fn an_exported_model_goes_on_where_training_ended() {
     }
 }
 
+#[test]
+fn parameters_that_an_exporter_merged_are_exported_apart() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let data = dir.path().join("data.safetensors");
+    let x: Vec<u8> =
+        (0..64).flat_map(|i| ((i * 37 % 64) as f32 / 32.0 - 1.0).to_le_bytes()).collect();
+    let labels: Vec<u8> = (0..8_i64).flat_map(|i| (i % 5).to_le_bytes()).collect();
+    let views = [
+        ("x", TensorView::new(Dtype::F32, vec![8, 8], &x).expect("a tensor")),
+        ("labels", TensorView::new(Dtype::I64, vec![8], &labels).expect("a tensor")),
+    ];
+    safetensors::serialize_to_file(views, None, &data).expect("written");
+    let settings = ["precision.compute=fp32", "optimizer.lr=0.05", "sharding.ranks=2"];
+    let planned = plan_at(&file("tests/models/lost/optimized.onnx"), 2, &settings);
+    let weights = dir.path().join("trained.safetensors");
+    // The data has two batches: step 2 reads the first again.
+    let losses = train(&planned.path(), &data, 3, None);
+    train(&planned.path(), &data, 2, Some(weights.clone()));
+    for training in [true, false] {
+        let options = Options { training, ..Options::default() };
+        let bytes = exported(&planned.path(), &weights, &options).unwrap_or_else(|e| panic!("{e}"));
+        // Two norms that began alike, biases that were dropped, and a matrix that was transposed.
+        assert_ne!(initializer(&bytes, "a.weight"), initializer(&bytes, "b.weight"));
+        for bias in ["up.bias", "down.bias", "conv.bias"] {
+            assert!(initializer(&bytes, bias).iter().any(|x| *x != 0.0), "{bias}");
+        }
+        assert_eq!(initializer(&bytes, "mix.weight.transposed").len(), 16);
+        let model = ModelProto::decode(&bytes[..]).expect("a model");
+        let graph = model.graph.expect("a graph");
+        assert!(!graph.initializer.iter().any(|t| t.name == "val_22"));
+        let trained = dir.path().join("trained.onnx");
+        std::fs::write(&trained, bytes).expect("written");
+        let again = plan_at(&trained, 2, &settings);
+        let first = train(&again.path(), &data, 1, None)[0];
+        assert!((first - losses[2]).abs() < 1e-6, "{first} for {}", losses[2]);
+    }
+}
+
 /// The elements of an initializer of an ONNX file, by name.
 fn initializer(bytes: &[u8], name: &str) -> Vec<f32> {
     let model = ModelProto::decode(bytes).expect("a model");

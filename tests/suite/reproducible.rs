@@ -274,7 +274,7 @@ fn what_cannot_be_reproducible_is_refused_by_name() {
                 "memory.loss_chunks=2",
                 "memory.budget=1GiB",
             ],
-            "`target.device` = cuda",
+            "`target.device` = \"cuda\" and a memory.budget",
         ),
         (&["run.reproducible=4", "optimizer.kind=muon"], "`optimizer.kind` = \"muon\""),
         (&["run.reproducible=4", "optimizer.kind=adafactor"], "`optimizer.kind` = \"adafactor\""),
@@ -285,10 +285,13 @@ fn what_cannot_be_reproducible_is_refused_by_name() {
             "`sharding.reduce_dtype` = \"bf16\"",
         ),
         (&["run.reproducible=4", "data.drop_last=false"], "`data.drop_last` = false"),
-        (&["run.reproducible=4", "memory.budget=1GiB"], "`memory.budget`"),
+        (
+            &["run.reproducible=4", "memory.budget=1GiB"],
+            "`memory.loss_chunks` = \"auto\" and a memory.budget",
+        ),
         (
             &["run.reproducible=4", "memory.budget=1GiB", "memory.loss_chunks=1"],
-            "memory.recompute = \"auto\"",
+            "`memory.recompute` = \"auto\" and a memory.budget",
         ),
     ] {
         let settings: Vec<String> = settings.iter().map(|s| s.to_string()).collect();

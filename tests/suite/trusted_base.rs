@@ -16,11 +16,13 @@ const PARTS: [Part; 8] = [
         trusted_for: "terms, indices, their normal form; which outputs are compared",
         sources: &[
             "passes/verify/src/algebra.rs",
+            "passes/verify/src/choice.rs",
             "passes/verify/src/compare.rs",
             "passes/verify/src/definition.rs",
             "passes/verify/src/explain.rs",
             "passes/verify/src/index.rs",
             "passes/verify/src/lib.rs",
+            "passes/verify/src/integer.rs",
             "passes/verify/src/name.rs",
             "passes/verify/src/operation.rs",
             "passes/verify/src/order.rs",

@@ -63,6 +63,8 @@ class Exported:
         args, kwargs = _arguments(example_inputs)
         _refuse_parts(module)
         functions = Functions(torch)
+        # What the caller handles is no cause of what happens here.
+        handled = sys.exc_info()[1]
         with _training(module), _flat(module) as self.outputs, _quiet(), _plain_attention():
             norms = [m for m in module.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
             batch_norms = {m.training and m.track_running_stats for m in norms}
@@ -82,7 +84,7 @@ class Exported:
             except ImportError as error:
                 raise refuse("E010", f"torch cannot export: {error}", "pip install onnx onnxscript") from error
             except Exception as error:
-                own = functions.refused or _own(error)
+                own = functions.refused or _own(error, handled)
                 if own is not None and own.code != "E053":
                     raise own from None
                 if own is None:
@@ -193,11 +195,11 @@ def _refuse_parts(module):
             raise refuse("E032", f"the embedding `{name}` has max_norm, which writes its rows", remedy)
 
 
-def _own(error):
-    """The error of Frit that one of torch was raised for, if any."""
-    while error is not None and not isinstance(error, FritError):
+def _own(error, handled):
+    """The error of Frit that one of torch was raised for, if any: none that was `handled` before."""
+    while error is not None and error is not handled and not isinstance(error, FritError):
         error = error.__cause__ or error.__context__
-    return error
+    return None if error is handled else error
 
 
 def _reason(torch, error):

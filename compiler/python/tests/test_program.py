@@ -661,3 +661,20 @@ def test_archives_of_modules_that_write_in_place(torch):
     plan, *compared = trained(torch, Model(), {"x": torch.randn(6, 4)})
     check(*compared)
     assert is_archived(plan)
+
+
+def test_an_error_that_is_being_handled_is_no_cause(torch):
+    class Cumulative(torch.nn.Module):
+        def __init__(self, operation):
+            super().__init__()
+            self.linear, self.operation = torch.nn.Linear(4, 4), operation
+
+        def forward(self, x):
+            return self.operation(self.linear(x)).square().mean()
+
+    x = torch.randn(3, 4)
+    try:
+        frit.compile(Cumulative(torch.linalg.svdvals), x, loss="output")
+    except frit.FritError:
+        plan = frit.compile(Cumulative(lambda h: h.cumprod(1)), x, loss="output")
+    assert plan.inputs

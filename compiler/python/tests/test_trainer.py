@@ -307,3 +307,18 @@ def test_ranks_that_are_processes_feed_their_own_parts(mlp, tmp_path):
     assert [f[1] for f in found] == [len(plan.parameters), 0]
     assert [f[2] for f in found] == [evaluated, evaluated]
     assert saved.read_bytes() == (tmp_path / "threads.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("options", [{"checkpoint_every": 1}, {"resume": True}, {"keep": 2}])
+def test_options_of_checkpoints_need_their_directory(mlp, options):
+    plan = mlp.compile()
+    with pytest.raises(frit.FritError, match=f"`{next(iter(options))}` without `checkpoint`") as error:
+        plan.trainer(**options)
+    assert error.value.code == "E097"
+
+
+def test_what_is_no_plan_and_no_model_is_refused(mlp):
+    with pytest.raises(frit.FritError, match="a str is no plan"):
+        mlp.compile().diff("plan")
+    with pytest.raises(frit.FritError, match="a NoneType is no model"):
+        frit.compile(None)

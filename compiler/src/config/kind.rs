@@ -29,8 +29,7 @@ pub enum Kind {
     Choice(&'static [&'static str]),
     /// One of these words, or `auto`.
     ChoiceOrAuto(&'static [&'static str]),
-    /// A float type: `fp64`, `fp32`, `fp16` or `bf16` (`f64`, `f32`, `f16` are read too), or one of
-    /// these words.
+    /// A float type: `fp32`, `fp16` or `bf16` (`f32` and `f16` are read too), or one of these words.
     Float(&'static [&'static str]),
     /// One of these words, or a number between the bounds.
     ChoiceOrNumber(&'static [&'static str], f64, f64),
@@ -148,9 +147,9 @@ impl Kind {
             Kind::Text => "a text".into(),
             Kind::Choice(words) => format!("one of {}", list(words)),
             Kind::ChoiceOrAuto(words) => format!("one of {}, \"{AUTO}\"", list(words)),
-            Kind::Float(&[]) => "one of \"fp32\", \"bf16\", \"fp16\", \"fp64\"".into(),
+            Kind::Float(&[]) => "one of \"fp32\", \"bf16\", \"fp16\"".into(),
             Kind::Float(words) => {
-                format!("one of {}, \"fp32\", \"bf16\", \"fp16\", \"fp64\"", list(words))
+                format!("one of {}, \"fp32\", \"bf16\", \"fp16\"", list(words))
             }
             Kind::ChoiceOrInteger(&[], _) => "a whole number".into(),
             Kind::ChoiceOrInteger(words, i64::MIN) => format!("{} or a whole number", list(words)),
@@ -195,7 +194,6 @@ fn within(x: f64, min: f64, max: f64) -> bool {
 /// The configuration's spelling of a float type that can be computed in.
 pub(super) fn float_name(text: &str) -> Option<&'static str> {
     match text {
-        "fp64" | "f64" => Some("fp64"),
         "fp32" | "f32" => Some("fp32"),
         "fp16" | "f16" => Some("fp16"),
         "bf16" => Some("bf16"),

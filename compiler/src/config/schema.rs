@@ -73,9 +73,7 @@ fn of(kind: Kind) -> Value {
         Kind::Text => json!({ "type": "string" }),
         Kind::Choice(list) => words(list),
         Kind::ChoiceOrAuto(list) => words(&[list, &[AUTO]].concat()),
-        Kind::Float(list) => {
-            words(&[list, &["fp32", "bf16", "fp16", "fp64", "f32", "f16", "f64"]].concat())
-        }
+        Kind::Float(list) => words(&[list, &["fp32", "bf16", "fp16", "f32", "f16"]].concat()),
         Kind::ChoiceOrNumber(list, min, max) => either(list, number(min, max)),
         Kind::ChoiceOrInteger(list, min) => either(list, integer(min)),
         Kind::Bytes(list) => {

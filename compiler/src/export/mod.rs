@@ -6,6 +6,7 @@ mod adapter;
 mod file;
 mod inference;
 mod message;
+mod restored;
 mod trained;
 
 pub use adapter::peft;
@@ -25,6 +26,7 @@ use inference::{Change, Edit, Remaining, Scope};
 use message::{Elements, Merge, Message, Piece};
 use prost::Message as _;
 use prost::bytes::{Buf, Bytes};
+use restored::Restored;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
@@ -165,6 +167,9 @@ impl Base {
         path: &Path,
     ) -> Result<Written, Fault> {
         let merged = import::onnx::merged(self.bytes.clone());
+        let is_trained =
+            |name: &str| trained.ty(name).is_some() || adapter_of(origin, trained, name).is_some();
+        let restored = Restored::of(self.bytes.clone(), is_trained);
         let matrices: HashSet<String> = origin.matrices().collect();
         let beside = || {
             let mut name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -176,6 +181,7 @@ impl Base {
             trained,
             origin,
             merged: &merged,
+            restored: &restored,
             training: options.training,
             left: trained.names.iter().filter(|n| !matrices.contains(*n)).cloned().collect(),
             beside,
@@ -230,6 +236,7 @@ struct Export<'a> {
     origin: &'a Origin,
     /// Parameters that the exporter stored as copies of another, each with that other's name.
     merged: &'a [(String, String)],
+    restored: &'a Restored,
     training: bool,
     /// Parameters that no initializer was found for yet.
     left: BTreeSet<String>,
@@ -258,7 +265,8 @@ impl Export<'_> {
         for field in fields {
             match (field.number, field.content) {
                 (7, Some(graph)) => {
-                    let stored = self.merged.iter().map(|(name, _)| name.clone()).collect();
+                    let merged = self.merged.iter().map(|(name, _)| name);
+                    let stored = merged.chain(self.restored.added.keys()).cloned().collect();
                     let around = Around { stored, opset, ..Around::default() };
                     let graph = self.graph(bytes.slice_ref(graph), &around, true)?;
                     out.put_message(7, graph);
@@ -290,13 +298,13 @@ impl Export<'_> {
         let opset = self.opset(&fields, 9)?.unwrap_or(opset);
         let around = Around { stored: texts(&fields, 4), opset, ..Around::default() };
         let mut out = Message::default();
-        let edits = self.edits(&fields, 7, texts(&fields, 5), &around)?;
+        let edits = self.edits(&fields, 7, texts(&fields, 5), &around, &Restored::default())?;
         let mut place = 0;
         for field in &fields {
             match (field.number, field.content) {
                 (7, Some(node)) => {
                     let edit = edits.get(&place);
-                    self.node(bytes.slice_ref(node), 7, edit, &around, &mut out)?;
+                    self.node(bytes.slice_ref(node), (7, &[]), edit, &around, &mut out)?;
                     place += 1;
                 }
                 _ => out.put_fields(bytes.slice_ref(field.whole)),
@@ -312,20 +320,22 @@ impl Export<'_> {
         number: u64,
         outputs: HashSet<String>,
         around: &Around,
+        restored: &Restored,
     ) -> Result<HashMap<usize, Edit>, Fault> {
         if self.training {
             return Ok(HashMap::new());
         }
         let nodes = fields.iter().filter(|f| f.number == number).filter_map(|f| f.content);
         let nodes: Result<Vec<NodeProto>, Fault> = nodes.map(|n| self.base.decode(n)).collect();
-        let nodes = nodes?;
+        let mut nodes = nodes?;
+        nodes.iter_mut().enumerate().for_each(|(place, node)| restored.rename(place, node));
         let Around { stored, integers, numbers, opset } = around;
         let scope = Scope::new(&nodes, outputs, stored, integers, numbers, *opset);
         Ok(scope.edits(&mut self.remaining))
     }
 
-    /// A graph. In the model's own (`main`) initializers are replaced, and those that were merged stand beside the one
-    /// that they are copies of.
+    /// A graph. In the model's own (`main`) initializers are replaced, those that were merged stand beside the one
+    /// that they are copies of, and those of restored parameters behind all others.
     fn graph(&mut self, bytes: Bytes, around: &Around, main: bool) -> Result<Message, Fault> {
         let fields = self.base.fields(&bytes)?;
         let mut around = around.clone();
@@ -341,8 +351,11 @@ impl Export<'_> {
         }
         let outputs = fields.iter().filter(|f| f.number == 12).filter_map(|f| f.content);
         let outputs = outputs.filter_map(|info| wire::text(info, 1)).collect();
-        let edits = self.edits(&fields, 1, outputs, &around)?;
+        let none = Restored::default();
+        let restored = if main { self.restored } else { &none };
+        let edits = self.edits(&fields, 1, outputs, &around, restored)?;
         let (mut out, mut place) = (Message::default(), 0);
+        let mut tensors = HashMap::new();
         for field in &fields {
             match (field.number, field.content) {
                 (1, Some(node)) => {
@@ -350,12 +363,17 @@ impl Export<'_> {
                     let made = wire::text(node, 2).unwrap_or_default();
                     if !main || self.merged.iter().all(|(name, _)| *name != made) {
                         let edit = edits.get(&place);
-                        self.node(bytes.slice_ref(node), 1, edit, &around, &mut out)?;
+                        let names = restored.operands.get(&place).map_or(&[][..], Vec::as_slice);
+                        self.node(bytes.slice_ref(node), (1, names), edit, &around, &mut out)?;
                     }
                     place += 1;
                 }
                 (5, Some(tensor)) if main => {
                     let own = wire::text(tensor, 8).unwrap_or_default();
+                    tensors.insert(own.clone(), bytes.slice_ref(tensor));
+                    if restored.dropped.contains(&own) {
+                        continue;
+                    }
                     let copies = self.merged.iter().filter(|(_, source)| *source == own);
                     let names: Vec<&String> =
                         std::iter::once(&own).chain(copies.map(|(name, _)| name)).collect();
@@ -371,14 +389,17 @@ impl Export<'_> {
                 _ => out.put_fields(bytes.slice_ref(field.whole)),
             }
         }
+        for (name, added) in &restored.added {
+            out.put_message(5, self.added(name, added, &tensors)?);
+        }
         Ok(out)
     }
 
-    /// Appends a node as a field of this number, or what takes its place.
+    /// Appends a node as a field of this number, or what takes its place, with other names of operands.
     fn node(
         &mut self,
         bytes: Bytes,
-        number: u64,
+        (number, names): (u64, &[(usize, String)]),
         edit: Option<&Edit>,
         around: &Around,
         out: &mut Message,
@@ -397,10 +418,12 @@ impl Export<'_> {
         let replaced = change.attribute.as_ref().map(|a| a.name.as_str());
         let (mut node, mut inputs, mut outputs) = (Message::default(), 0, 0);
         for field in self.base.fields(&bytes)? {
-            match (field.number, field.content) {
-                (1, _) if inputs >= change.inputs => {}
-                (2, _) if outputs >= change.outputs => {}
-                (5, Some(attribute)) => {
+            let name = names.iter().find(|(operand, _)| *operand == inputs);
+            match (field.number, field.content, name) {
+                (1, ..) if inputs >= change.inputs => {}
+                (1, _, Some((_, name))) => node.put(1, name.as_bytes()),
+                (2, ..) if outputs >= change.outputs => {}
+                (5, Some(attribute), _) => {
                     let name = wire::text(attribute, 1);
                     if name.is_none() || name.as_deref() != replaced {
                         let attribute = self.attribute(bytes.slice_ref(attribute), around)?;
@@ -411,6 +434,10 @@ impl Export<'_> {
             }
             inputs += usize::from(field.number == 1);
             outputs += usize::from(field.number == 2);
+        }
+        let appended = names.iter().filter(|(operand, _)| *operand >= inputs);
+        for (_, name) in appended.filter(|_| inputs < change.inputs) {
+            node.put(1, name.as_bytes());
         }
         if let Some(attribute) = &change.attribute {
             node.put(5, &attribute.encode_to_vec());
@@ -442,15 +469,13 @@ impl Export<'_> {
     fn initializer(&mut self, bytes: Bytes, name: &str) -> Result<Message, Fault> {
         let tied = self.origin.ties.get(name);
         let parameter = tied.map_or(name, |t| &t.parameter);
-        let adapter = self.origin.adapters.get(parameter).filter(|_| {
-            matrices_of(parameter).iter().all(|matrix| self.trained.ty(matrix).is_some())
-        });
+        let adapter = adapter_of(self.origin, self.trained, parameter);
         let Some((dtype, shape)) = self.trained.ty(parameter) else {
             return match adapter {
                 None => self.stored(bytes, name, true),
                 Some(adapter) => {
                     let out_first = adapter.out_first != tied.is_some_and(|t| t.transposed);
-                    let adapter = Adapted { out_first, ..*adapter };
+                    let adapter = Adapted { out_first, ..adapter };
                     self.adapted(&bytes, (name, parameter), adapter)
                 }
             };
@@ -487,7 +512,7 @@ impl Export<'_> {
             transposed,
             dtype: onnx,
             bytes: elements * size,
-            adapter: adapter.and_then(|a| merge(&shape, *a, None)),
+            adapter: adapter.and_then(|a| merge(&shape, a, None)),
         };
         Ok(self.tensor(&tensor.dims, onnx, name, Piece::Elements(data)))
     }
@@ -600,6 +625,13 @@ impl Export<'_> {
         }
         out
     }
+}
+
+/// The adapter of a parameter, if its matrices were trained.
+fn adapter_of(origin: &Origin, trained: &Trained, parameter: &str) -> Option<Adapted> {
+    let adapter = origin.adapters.get(parameter)?;
+    let are_trained = matrices_of(parameter).iter().all(|matrix| trained.ty(matrix).is_some());
+    are_trained.then_some(*adapter)
 }
 
 /// The adapter of a matrix of this shape.

@@ -285,7 +285,7 @@ fn running(a: &mut Assembler<'_>, node: &Node, op: &CumSum) -> Option<()> {
 }
 
 pub(super) fn cpu(op: &Op, ins: &[&TensorType], outs: &[&TensorType]) -> Option<Routine> {
-    let (x, out) = (ins[0], outs[0]);
+    let (x, out) = (*ins.first()?, *outs.first()?);
     let rank = x.shape.rank();
     let (fold, gone): (Fold, Vec<bool>) = match op {
         Op::Reduce(Reduce { f, axes, .. }) => {

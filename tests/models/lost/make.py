@@ -41,6 +41,22 @@ class Two(nn.Module):
         return self.b(h), self.value(h)
 
 
+class Optimized(nn.Module):
+    """Parameters that the exporter's optimization merges (of equal values), transposes or drops (zero biases)."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.a, self.b, self.down = nn.Linear(8, 8), nn.LayerNorm(8), nn.LayerNorm(8), nn.Linear(8, 5)
+        self.conv, self.mix = nn.Conv1d(1, 3, 3, padding=1), nn.Linear(4, 4)
+        for layer in (self.up, self.down, self.conv):
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x):
+        x = x + torch.tanh(self.up(self.a(x)))
+        x = x + self.conv(x[:, None]).mean(1) + self.mix(x.reshape(-1, 2, 4)).reshape(-1, 8)
+        return self.down(self.b(x))
+
+
 def without_paths(file):
     """Without the stack traces of the machine it was made on."""
     model = load(file)
@@ -79,3 +95,4 @@ with torch.no_grad():
     net.train()(torch.randn(16, 3, 8, 8))
 export("folded.onnx", net.eval(), image, dynamo=False)
 export("folded_dynamo.onnx", net.eval(), image, dynamo=True, optimize=True)
+export("optimized.onnx", Optimized().train(), x, dynamo=True, optimize=True)

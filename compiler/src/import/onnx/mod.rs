@@ -30,6 +30,7 @@ mod trainable;
 mod unreached;
 
 pub use opset::SUPPORTED as SUPPORTED_OPSETS;
+pub(crate) use restore::{Replacement, replacements};
 pub(crate) use subgraph::operands;
 
 use super::dims::{self, DimError, checked_numel};

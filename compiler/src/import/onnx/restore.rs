@@ -6,6 +6,7 @@
 
 use super::exporter::{Argument, arguments};
 use super::messages::{GraphProto, NodeProto};
+use super::trainable::listed;
 use std::collections::{HashMap, HashSet};
 
 /// The role of an operand.
@@ -34,6 +35,46 @@ pub(super) struct Restored {
     zero_biases: HashMap<usize, String>,
     /// Initializers that some operand stands for under their own name, or as no parameter.
     kept: HashSet<String>,
+}
+
+/// An operand that is to read a parameter under its own name.
+#[derive(Clone, Debug)]
+pub(crate) struct Replacement {
+    /// Position of the node.
+    pub(crate) node: usize,
+    /// Which operand; one that the node does not have is appended.
+    pub(crate) operand: usize,
+    /// The parameter.
+    pub(crate) parameter: String,
+    /// Whether the operand is its transpose.
+    pub(crate) transposed: bool,
+}
+
+/// The operands of a graph that stand for a parameter of another name, in the order of the nodes.
+pub(crate) fn replacements(graph: &GraphProto) -> Vec<Replacement> {
+    let parameters = listed(graph, "PARAMETER");
+    if parameters.is_empty() {
+        return vec![];
+    }
+    let nodes: Vec<(usize, &NodeProto)> = graph.node.iter().enumerate().collect();
+    let [buffers, constants] = ["BUFFER", "CONSTANT_TENSOR"].map(|kind| listed(graph, kind));
+    let restored = Restored::new(graph, &nodes, &parameters, &buffers, &constants);
+    let mut found: Vec<Replacement> = (restored.parameters.into_iter())
+        .map(|((node, operand), Parameter { name: parameter, transposed })| Replacement {
+            node,
+            operand,
+            parameter,
+            transposed,
+        })
+        .collect();
+    found.extend(restored.zero_biases.into_iter().map(|(node, parameter)| Replacement {
+        node,
+        operand: 2,
+        parameter,
+        transposed: false,
+    }));
+    found.sort_by_key(|r| (r.node, r.operand));
+    found
 }
 
 impl Restored {

@@ -64,7 +64,7 @@ fn value(random: &mut Random, kind: Kind) -> Value {
         Kind::Choice(words) => json!(pick(random, words)),
         Kind::ChoiceOrAuto(words) => json!(pick(random, &[words, &["auto"]].concat())),
         Kind::Float(words) => {
-            json!(pick(random, &[words, &["fp32", "fp16", "bf16", "fp64"]].concat()))
+            json!(pick(random, &[words, &["fp32", "fp16", "bf16"]].concat()))
         }
         Kind::ChoiceOrNumber(words, _, _) if random.below(2) == 0 => json!(pick(random, words)),
         Kind::ChoiceOrNumber(_, least, most) => fraction(random, least, most.min(3e38)),
