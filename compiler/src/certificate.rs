@@ -451,7 +451,8 @@ impl Passes {
                     return Err(another_trace(why).into());
                 }
             }
-            if [index_ranges::INFO.name, fp8::INFO.name].contains(&&*name) {
+            let is_meant_here = is_meant(&name, config) && !reads_form(&name);
+            if is_meant_here || name == index_ranges::INFO.name {
                 let mut made = Graph::clone(before);
                 run(&mut made, &mut all.context)?;
                 if !made.is_like(&graph) {

@@ -435,8 +435,8 @@ fn the_page_says_which_outputs_are_equal_bit_for_bit() {
           model: models/gpt2/model.onnx (sha256 a18984723900011195abbc4d9af011f5188bb37e80ff9146e6023cbc7724ac3c)
           9 passes changed nothing
           equal bit for bit: canonicalize, recompute, simplify
-          equal but for f32 rounding, such as the order of sums: raise, fuse
-          equal but for rounding: autocast, chunk_loss
+          equal but for f32 rounding, such as the order of sums: raise, chunk_loss, fuse
+          equal but for rounding: autocast
           as stated: loss, differentiate, update, shard
           evaluation: 7 passes changed nothing
           evaluation: equal bit for bit: canonicalize, simplify
@@ -447,8 +447,7 @@ fn the_page_says_which_outputs_are_equal_bit_for_bit() {
           evaluation: assumed: evaluate
           2 of 119 outputs (metrics: 2) equal bit for bit
           assumed: an operation has the same bits in every kernel, inside and outside of fused regions
-          28 of 119 outputs (gradients: 27, metrics: 1) equal but for f32 rounding, such as the order of sums: fuse, shard over 4 ranks
-          89 of 119 outputs (gradients: 1, metrics: 3, parameters and states: 85) equal but for rounding: chunk_loss, fuse, shard over 4 ranks
+          117 of 119 outputs (gradients: 28, metrics: 4, parameters and states: 85) equal but for f32 rounding, such as the order of sums: chunk_loss, fuse, shard over 4 ranks
           117 outputs rounded, by add to bf16, attention to bf16, attention_grad to bf16, cast to bf16, cross_entropy_grad to bf16, gelu_tanh to bf16, gelu_tanh_grad to bf16, matmul to bf16
         plan: certified: every rank computes the step of the model
     "#]].assert_eq(&bf16);

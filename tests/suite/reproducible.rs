@@ -302,11 +302,15 @@ fn what_cannot_be_reproducible_is_refused_by_name() {
     let model = file("tests/models/mlp/model.onnx");
     let request = Request { model, binds: [("batch".to_string(), 2)].into(), ..Request::default() };
     for ranks in [1, 2] {
-        let settings =
-            ["run.reproducible=4", "loss.weight=0.5", &format!("sharding.ranks={ranks}")];
+        let ranks = format!("sharding.ranks={ranks}");
+        let weighted = ["run.reproducible=4", "loss.weight=0.5", &ranks].map(String::from);
+        let config = Config::parse("", "", &weighted).expect("valid");
+        compile(&request, &config, &mut ()).expect("one loss is compiled");
+        let also = "loss.also=[\"0.5 * mse(logits, target)\"]";
+        let settings = ["run.reproducible=4", also, &ranks];
         let config = Config::parse("", "", &settings.map(String::from)).expect("valid");
         let refused = compile(&request, &config, &mut ()).expect_err("refused");
         assert!(refused.diagnostics[0].code == "E053", "{refused}");
-        assert!(refused.to_string().contains("weighted loss"), "{refused}");
+        assert!(refused.to_string().contains("beside other losses"), "{refused}");
     }
 }

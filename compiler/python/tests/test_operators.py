@@ -244,3 +244,24 @@ def test_ctc_is_that_of_torch(torch, labels, frames, options, ranks, accumulatio
     plan, *compared = trained(torch, Model(), inputs, ranks=ranks, accumulation=accumulation)
     check(*compared, rel=1e-5)
     assert not is_archived(plan)
+
+
+@pytest.mark.parametrize("name", ["leaky_relu", "elu", "celu", "selu", "prelu", "relu"])
+def test_gradients_at_zero_are_those_of_torch(torch, name):
+    functional = torch.nn.functional
+    activation = {"prelu": lambda h: functional.prelu(h, torch.tensor([0.1]))}.get(name) or getattr(functional, name)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(6, 6), torch.nn.Linear(6, 1)
+            # All that the activation reads is zero.
+            torch.nn.init.zeros_(self.a.weight)
+            torch.nn.init.zeros_(self.a.bias)
+
+        def forward(self, x):
+            return {"loss": (self.b(activation(self.a(x))) - 1).square().mean()}
+
+    torch.manual_seed(0)
+    plan, *compared = trained(torch, Model(), {"x": torch.randn(8, 6)})
+    check(*compared, rel=1e-5)

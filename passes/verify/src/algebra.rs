@@ -265,6 +265,10 @@ impl Terms {
             if exponent == 0.0 {
                 continue;
             }
+            if let Some((power, other)) = self.turned(factor) {
+                open.extend([(power, exponent), (other, exponent)]);
+                continue;
+            }
             match self.get(factor).clone() {
                 Term::Product(inner) if exponent.fract() == 0.0 || self.all_positive(&inner) => {
                     open.extend(inner.iter().map(|(t, e)| (*t, e.value() * exponent)));
@@ -435,7 +439,58 @@ impl Terms {
         self.product(&factors)
     }
 
+    /// 1 + e⁻ˣ as e⁻ˣ and 1 + eˣ, of which the second is the one that is written.
+    fn turned(&mut self, id: TermId) -> Option<(TermId, TermId)> {
+        let power = self.one_more_than_power(id)?;
+        let Term::Product(factors) = self.get(power).clone() else { return None };
+        let shape = |t: &Terms, (x, _): &(TermId, Number)| t.shape_of(*x);
+        let (first, exponent) =
+            factors.iter().map(|f| (shape(self, f), f.1.value())).min_by_key(|(s, _)| *s)?;
+        // Of exponents that look alike none is the first.
+        let is_alone = factors.iter().filter(|f| shape(self, f) == first).count() == 1;
+        if exponent > 0.0 || !is_alone {
+            return None;
+        }
+        let inverse = self.power(power, -1.0);
+        Some((power, self.sum(&[(inverse, 1.0)], 1.0)))
+    }
+
+    /// The power of e that a sum is 1 more than.
+    fn one_more_than_power(&self, id: TermId) -> Option<TermId> {
+        let Term::Sum(parts, Number::ONE) = self.get(id) else { return None };
+        let &[(power, Number::ONE)] = &parts[..] else { return None };
+        let is_exp = |t: TermId| matches!(self.get(t), Term::Apply(f, _) if f.name == "exp");
+        let is_power = match self.get(power) {
+            Term::Product(factors) => factors.iter().all(|(t, _)| is_exp(*t)),
+            _ => is_exp(power),
+        };
+        is_power.then_some(power)
+    }
+
+    /// The logarithm of c − c·p/q, where q is 1 more than a power of e and q − p a number, as that of its numerator less that of q.
+    fn log_of_complement(&mut self, id: TermId) -> Option<TermId> {
+        let Term::Sum(parts, constant) = self.get(id).clone() else { return None };
+        let (&[(part, factor)], c) = (&parts[..], constant.value()) else { return None };
+        let Term::Product(factors) = self.get(part).clone() else { return None };
+        let below = factors
+            .iter()
+            .find(|(t, e)| e.value() == -1.0 && self.one_more_than_power(*t).is_some());
+        let &(below, _) = below.filter(|_| c > 0.0 && factor.value() == -c)?;
+        let above = self.mul(part, below);
+        let rest = self.sub(below, above);
+        let rest = self.as_number(rest).filter(|x| *x > 0.0)?;
+        let log = self.log(below);
+        Some(self.sum(&[(log, -1.0)], (c * rest).ln()))
+    }
+
     pub(crate) fn log(&mut self, a: TermId) -> TermId {
+        if let Some((power, other)) = self.turned(a) {
+            let (power, other) = (self.log(power), self.log(other));
+            return self.add(power, other);
+        }
+        if let Some(log) = self.log_of_complement(a) {
+            return log;
+        }
         let (content, rest) = self.content(a);
         if content <= 0.0 {
             return self.apply("log", &[a]);

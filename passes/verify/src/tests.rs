@@ -126,6 +126,30 @@ fn types_of_leaves_and_outputs_stay() {
 }
 
 #[test]
+fn a_logistic_loss_may_be_written_in_several_ways() {
+    let scalars = [("one", "f32", "1.0"), ("zero", "f32", "0.0")];
+    let of = |nodes: &str| of_x(&scalars, nodes);
+    // ln(1 − σ(x)) and ln σ(−x).
+    let softplus = of("%0: f32[4] = softplus %x\n%y: f32[4] = neg %0");
+    let complement = of("%0: f32[4] = sigmoid %x\n%1: f32[4] = sub %one, %0\n%y: f32[4] = log %1");
+    let opposite = of("%0: f32[4] = neg %x\n%1: f32[4] = sigmoid %0\n%y: f32[4] = log %1");
+    let other = of("%0: f32[4] = sigmoid %x\n%y: f32[4] = log %0");
+    let difference = of(
+        "%0: f32[4] = neg %x\n%1: f32[4] = softplus %0\n%2: f32[4] = add %1, %x\n%y: f32[4] = neg %2",
+    );
+    for same in [&complement, &opposite, &difference] {
+        assert!(is_equal(&softplus, same));
+        assert!(!is_equal(&other, same));
+    }
+    // σ(x) as e to its logarithm.
+    let sigmoid = of("%y: f32[4] = sigmoid %x");
+    let power = of(
+        "%0: f32[4] = neg %x\n%1: f32[4] = softplus %0\n%2: f32[4] = neg %1\n%y: f32[4] = exp %2",
+    );
+    assert!(is_equal(&sigmoid, &power));
+}
+
+#[test]
 fn laws_of_powers_and_logarithms_know_signs() {
     let x = of_x(&[("one", "f32", "1.0")], "%y: f32[4] = mul %x, %one");
     let size = of_x(

@@ -274,16 +274,11 @@ fn gelu(cx: &mut NodeContext<'_>) -> Outcome {
     }
 }
 
-/// `a` where `x` is below zero, else `b`.
-fn where_negative(
-    cx: &mut NodeContext<'_>,
-    x: ValueId,
-    a: ValueId,
-    b: ValueId,
-) -> Result<ValueId, Fault> {
+/// `x` where it is above zero, else `low`, of which PyTorch takes the gradient at zero.
+fn where_positive(cx: &mut NodeContext<'_>, x: ValueId, low: ValueId) -> Result<ValueId, Fault> {
     let zero = cx.scalar_like(x, 0.0)?;
-    let negative = cx.emit(Op::Compare(CompareFn::Lt), &[x, zero])?;
-    cx.emit(Op::Select, &[negative, a, b])
+    let positive = cx.emit(Op::Compare(CompareFn::Gt), &[x, zero])?;
+    cx.emit(Op::Select, &[positive, x, low])
 }
 
 fn scaled(cx: &mut NodeContext<'_>, x: ValueId, factor: f64) -> Result<ValueId, Fault> {
@@ -312,13 +307,13 @@ fn leaky_relu(cx: &mut NodeContext<'_>) -> Outcome {
     let x = cx.input(0)?;
     let alpha = cx.float("alpha", 0.01);
     let low = scaled(cx, x, alpha)?;
-    one(where_negative(cx, x, low, x)?)
+    one(where_positive(cx, x, low)?)
 }
 
 fn prelu(cx: &mut NodeContext<'_>) -> Outcome {
     let (x, slope) = (cx.input(0)?, cx.input(1)?);
     let low = cx.emit(Op::Binary(BinaryFn::Mul), &[x, slope])?;
-    one(where_negative(cx, x, low, x)?)
+    one(where_positive(cx, x, low)?)
 }
 
 /// `factor·(x if x ≥ 0 else alpha·(exp(x/width) − 1))`; the exponent is kept at or below zero so that
@@ -329,7 +324,7 @@ fn exponential_unit(cx: &mut NodeContext<'_>, alpha: f64, width: f64, factor: f6
     let low = scaled(cx, low, 1.0 / width)?;
     let low = cx.emit(Op::Unary(UnaryFn::Expm1), &[low])?;
     let low = scaled(cx, low, alpha)?;
-    let y = where_negative(cx, x, low, x)?;
+    let y = where_positive(cx, x, low)?;
     one(scaled(cx, y, factor)?)
 }
 
