@@ -32,6 +32,7 @@ use frit_verify::{
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -193,7 +194,8 @@ pub fn certify(
         });
         let evaluation = evaluation.as_ref().map_or(&[][..], |passes| &passes.done);
         let all: Vec<&Step> = training.done.iter().chain(evaluation).collect();
-        let mut found = checked(&all);
+        let mut found = catch_unwind(AssertUnwindSafe(|| checked(&all)))
+            .map_err(|_| another_trace("its numbers leave 64 bits"))?;
         let evaluation = found.split_off(training.done.len()).into_iter().map(|f| f.pass).collect();
         let outputs = kept(&training.checker.before, &found, training.checker.ranks.number());
         let passes = found.into_iter().map(|f| f.pass).collect();

@@ -91,6 +91,18 @@ fn models_are_certified() {
     }
 }
 
+/// Functions with gradients of their own do not decide which matrices are hidden.
+#[test]
+fn muon_is_certified_beside_custom_gradients() {
+    for model in ["model.onnx", "model.json"] {
+        let model = format!("tests/models/custom_gradients/{model}");
+        for precision in ["precision.compute=fp32", "precision.compute=bf16"] {
+            let settings = ["optimizer.kind=muon", precision];
+            assert_eq!(open(&model, 2, &settings), Vec::<String>::new(), "{model} {precision}");
+        }
+    }
+}
+
 #[test]
 fn every_pair_of_settings_is_certified() {
     let factors: [&[&str]; 10] = [

@@ -48,6 +48,7 @@ mod logits;
 mod loss_chunks;
 mod losses;
 mod lost;
+mod lowered;
 mod machine;
 mod memory;
 mod mesh;

@@ -265,3 +265,34 @@ def test_gradients_at_zero_are_those_of_torch(torch, name):
     torch.manual_seed(0)
     plan, *compared = trained(torch, Model(), {"x": torch.randn(8, 6)})
     check(*compared, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["relu6", "hardtanh", "hardsigmoid", "hardswish", "clamp", "clamp_min", "margin", "sinc", "norm", "half", "bce"])
+def test_gradients_at_bounds_are_those_of_torch(torch, name):
+    functional = torch.nn.functional
+    # Elements at which each has a bound, or an infinite slope in the formulas it is composed of.
+    elements = {"relu6": [0, 6], "hardtanh": [-1, 1], "hardsigmoid": [-3, 3], "hardswish": [-3, 3], "bce": [20, -110]}
+    of = {
+        "clamp": lambda h: h.clamp(0, 2),
+        "clamp_min": lambda h: h.clamp(min=0.0),
+        "margin": lambda h: functional.margin_ranking_loss(h, h.detach() + 0.5, torch.ones_like(h), margin=-0.5, reduction="none"),
+        "sinc": torch.sinc,
+        "norm": lambda h: torch.linalg.vector_norm(h[:, None], 3, dim=1),
+        "half": lambda h: torch.linalg.vector_norm(h[:, None], 0.5, dim=1),
+        "bce": lambda h: functional.binary_cross_entropy(h.sigmoid(), torch.tensor([1.0, 0.0]).expand_as(h), reduction="none"),
+    }.get(name) or getattr(functional, name)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(6, 2), torch.nn.Linear(2, 1)
+            torch.nn.init.zeros_(self.a.weight)
+            with torch.no_grad():
+                self.a.bias.copy_(torch.tensor(elements.get(name, [0, 2]), dtype=torch.float32))
+
+        def forward(self, x):
+            return {"loss": (self.b(of(self.a(x))) - 1).square().mean()}
+
+    torch.manual_seed(0)
+    plan, *compared = trained(torch, Model(), {"x": torch.randn(8, 6)})
+    check(*compared, rel=1e-5)

@@ -1,12 +1,11 @@
 //! Selection for top-k and arg-reductions.
 
 use crate::assembler::Assembler;
-use crate::routine::elem;
 use crate::source::SourceKernel;
 use crate::source::c_type;
-use frit_ir::{Node, Op, TensorType};
+use frit_ir::{DType, Node, Op, TensorType};
 use frit_kernels::routine::Routine;
-use frit_kernels::routine::order::TopK;
+use frit_kernels::routine::order::{Ordered, TopK};
 
 /// Maximum length of a line that one warp scans.
 const SHORT: usize = 512;
@@ -43,6 +42,15 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
 pub(super) fn cpu(op: &Op, ins: &[&TensorType], _: &[&TensorType]) -> Option<Routine> {
     let x = ins.first()?;
     let dims = x.shape.dims();
+    let elem = match x.dtype {
+        DType::F32 => Ordered::F32,
+        DType::BF16 => Ordered::BF16,
+        DType::F16 => Ordered::F16,
+        DType::I32 => Ordered::I32,
+        DType::I64 => Ordered::I64,
+        DType::Bool => Ordered::Bool,
+        _ => return None,
+    };
     let top = |axis: usize, k: usize, largest: bool, last: bool| {
         Some(TopK {
             outer: dims[..axis].iter().product(),
@@ -51,7 +59,7 @@ pub(super) fn cpu(op: &Op, ins: &[&TensorType], _: &[&TensorType]) -> Option<Rou
             k,
             largest,
             last,
-            elem: elem(x.dtype)?,
+            elem,
         })
     };
     match op {

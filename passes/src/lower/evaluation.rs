@@ -46,9 +46,10 @@ impl Lowering<'_> {
         }
         let read_by_losses =
             graph.nodes().filter(|(_, n)| *n.origin.pass == *crate::loss::INFO.name);
+        let are_labels = |name: &String| self.options.losses.iter().any(|t| t.labels == *name);
         eval.labels = read_by_losses
             .filter_map(|(_, n)| match &n.op {
-                Op::Input(input) if input.name != EXAMPLES => Some(input.name.clone()),
+                Op::Input(input) => Some(input.name.clone()).filter(are_labels),
                 _ => None,
             })
             .collect();

@@ -7,25 +7,30 @@ use crate::fuse::MAX_INTERFACE;
 use frit_ir::ops::{Cast, FusionKind, GradStats};
 use frit_ir::plan::{Action, Arena, BufferClass, GroupId, KernelKind, ParamId, Place, Stream};
 use frit_ir::{DType, Diagnostic, Graph, Node, Op, TensorType, ValueId};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// The unsharded parameter that a node does nothing but cast to another float type, and that type.
 fn cast_of_param<'g>(graph: &'g Graph, node: &Node) -> Option<(&'g str, DType)> {
     let ([input], [_]) = (&node.inputs[..], &node.outputs[..]) else { return None };
     let Op::Param(param) = &graph.def(*input).op else { return None };
-    let cast = match &node.op {
-        Op::Cast(cast) => cast,
-        Op::Fusion(fusion) => {
-            let mut inner = fusion.body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf());
-            match (inner.next(), inner.next()) {
-                (Some(Node { op: Op::Cast(cast), .. }), None) => cast,
-                _ => return None,
-            }
-        }
-        _ => return None,
-    };
+    let cast = only_cast(node)?;
     (!param.sharded && param.unit.is_some() && cast.to.is_float())
         .then_some((param.name.as_str(), cast.to))
+}
+
+/// The cast of its operand that is all that a node computes.
+pub(super) fn only_cast(node: &Node) -> Option<&Cast> {
+    let fusion = match &node.op {
+        Op::Cast(cast) => return Some(cast),
+        Op::Fusion(fusion) => fusion,
+        _ => return None,
+    };
+    let body = &fusion.body;
+    let inner: Vec<&Node> = body.nodes().map(|(_, n)| n).collect();
+    let [Node { op: Op::Input(_), outputs: input, .. }, cast] = inner[..] else { return None };
+    let Op::Cast(op) = &cast.op else { return None };
+    let returned = body.outputs.iter().map(|output| output.value);
+    (cast.inputs == *input && returned.eq(cast.outputs.iter().copied())).then_some(op)
 }
 
 /// The float types to which parameters that are whole on every rank are cast, by name.
@@ -52,9 +57,12 @@ impl<'a> Lowering<'a> {
         })
     }
 
-    /// A cast of a shard is done for the whole group when it is gathered.
+    /// A cast of a shard is done for the whole group when it is gathered, from the dtype that the group is held in.
     pub(super) fn sharded_cast(&mut self, node: &Node) -> Result<(), Diagnostic> {
-        if matches!(node.op, Op::Cast(_)) {
+        let is_held = |v: &ValueId| self.graph.def(*v).op.is_leaf();
+        if matches!(&node.op, Op::Cast(cast) if cast.to.is_float())
+            && node.inputs.iter().all(is_held)
+        {
             return Ok(());
         }
         Err(internal(format!("`{}` of a sharded value", node.op.name())).at(&node.origin))
@@ -231,6 +239,11 @@ impl<'a> Lowering<'a> {
     /// reduced, and then their sum. An exact sum is of all groups at once: f32 adds the digits of few sums exactly.
     pub(super) fn grad_stats(&mut self, node: &Node, op: GradStats) -> Result<(), Diagnostic> {
         let ty = self.graph.ty(node.outputs[0]).clone();
+        let all: HashSet<ValueId> = self.gradients().into_iter().map(|(_, v)| v).collect();
+        if node.inputs.iter().copied().collect::<HashSet<_>>() != all {
+            let what = "statistics of other values than the gradients of all parameters";
+            return Err(internal(what).at(&node.origin));
+        }
         if self.plan.world_size == 1 || op.exact {
             let places: Vec<Place> = self.gradient.at.values().cloned().collect();
             let types: Vec<TensorType> = places.iter().map(|p| p.ty.clone()).collect();

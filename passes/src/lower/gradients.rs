@@ -29,7 +29,7 @@ pub(super) struct Gradients {
 
 impl<'a> Lowering<'a> {
     /// Decides where each gradient is written: into its group's flat gradient.
-    pub(super) fn place_gradients(&mut self) {
+    pub(super) fn place_gradients(&mut self) -> Result<(), Diagnostic> {
         let graph = self.graph;
         let uses: HashMap<ValueId, usize> =
             self.gradients().iter().fold(HashMap::new(), |mut uses, (_, value)| {
@@ -38,19 +38,26 @@ impl<'a> Lowering<'a> {
             });
         for (name, value) in self.gradients() {
             let mut at = value;
+            let mut is_overwritten = false;
             while let Some(before) = self.before(at) {
                 self.gradient.name.insert(at, name.clone());
+                // An all-reduce leaves its result where its operand was.
+                is_overwritten |= matches!(graph.def(at).op, Op::AllReduce(_));
                 at = before;
             }
-            let (group, segment) = self.group_of[&name];
+            let known = self.group_of.get(&name).copied();
+            let (group, segment) =
+                known.ok_or_else(|| internal(format!("`{name}` has a gradient and no group")))?;
             let flat = self.flat_gradient(group);
             *self.gradient.n.entry(group).or_default() += 1;
             self.gradient.missing.entry(group).or_default().insert(name);
             let segment = &self.plan.groups[group].segments[segment];
             let (offset, numel) = (segment.offset * 4, segment.numel);
             let mut raw = at;
+            let is_shared =
+                |value: ValueId| is_overwritten && self.users[value.0 as usize].len() > 1;
             // A gradient that is equal along an axis may be computed once; `settle` broadcasts it.
-            if uses[&raw] > 1 || graph.ty(raw).shape.numel() != numel {
+            if uses[&raw] > 1 || graph.ty(raw).shape.numel() != numel || is_shared(raw) {
                 continue;
             }
             loop {
@@ -59,7 +66,10 @@ impl<'a> Lowering<'a> {
                 let node = graph.def(raw);
                 match &node.op {
                     // The operand of a reshape is written at the same place, unless it is a leaf.
-                    Op::Reshape(_) if !graph.def(node.inputs[0]).op.is_leaf() => {
+                    Op::Reshape(_)
+                        if !graph.def(node.inputs[0]).op.is_leaf()
+                            && !is_shared(node.inputs[0]) =>
+                    {
                         raw = node.inputs[0];
                         if self.required.contains_key(&raw) {
                             break;
@@ -78,6 +88,7 @@ impl<'a> Lowering<'a> {
                 }
             }
         }
+        Ok(())
     }
 
     /// See [`in_place::is_read_once`].

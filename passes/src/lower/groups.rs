@@ -50,8 +50,8 @@ impl Lowering<'_> {
         let trains = !is_evaluation(graph);
         let trained = self.options.trained.map(groups_by_name).unwrap_or_default();
         let mut shared: BTreeMap<GroupId, HashMap<String, ParamId>> = BTreeMap::new();
-        // By unit, whether frozen, whether Muon steps them, and the dtypes in which they are held and gathered.
-        type Key = (UnitId, bool, bool, DType, BTreeSet<DType>);
+        // By unit, whether frozen, whether sharded, whether Muon steps them, and the dtypes in which they are held and gathered.
+        type Key = (UnitId, bool, bool, bool, DType, BTreeSet<DType>);
         let mut members: BTreeMap<Key, Vec<ParamId>> = BTreeMap::new();
         for (value, param) in graph.params() {
             let index = self.plan.params.next_key();
@@ -70,13 +70,19 @@ impl Lowering<'_> {
                     .help("export the model with float32 weights"));
                 }
                 if let Some(group) = trained.get(param.name.as_str()) {
+                    let held = self.options.trained.map(|plan| &plan.groups[*group]);
+                    if held.is_some_and(|group| group.sharded != param.sharded) {
+                        let what =
+                            format!("parameter `{}` is not sharded as in the training", param.name);
+                        return Err(internal(what).at(&graph.def(value).origin));
+                    }
                     shared.entry(*group).or_default().insert(param.name.clone(), index);
                 } else {
                     let trainable = trains && param.kind == ParamKind::Trainable;
                     let dtypes = dtypes.get(&param.name).cloned().unwrap_or_default();
                     let held = graph.ty(value).dtype;
                     let muon = self.param_groups.is_muon(&param.name);
-                    let key = (unit, !trainable, muon, held, dtypes);
+                    let key = (unit, !trainable, param.sharded, muon, held, dtypes);
                     members.entry(key).or_default().push(index);
                 }
             }
@@ -93,9 +99,7 @@ impl Lowering<'_> {
         for (group, params) in shared {
             self.share_group(group, &params, &dtypes);
         }
-        let sharded: HashMap<String, bool> =
-            graph.params().map(|(_, p)| (p.name.clone(), p.sharded)).collect();
-        for ((unit, frozen, muon, held, dtypes), mut params) in members {
+        for ((unit, frozen, sharded, muon, held, dtypes), mut params) in members {
             let by_parameter = self.steps_by_parameter();
             let updated = Updated { states: self.state_names(&params), by_parameter };
             // Parameters with the same hyper-parameters are contiguous and, within them, those that are cast together.
@@ -109,7 +113,6 @@ impl Lowering<'_> {
             // Muon works on matrices in bf16.
             let narrowest = narrowest.chain(muon.then_some(DType::BF16.size()));
             let narrowest = narrowest.fold(held.size(), usize::min);
-            let sharded = sharded[&self.plan.params[params[0]].name];
             let gathered = dtypes.into_iter().collect();
             let layout = self.lay_out(&params, held, narrowest, sharded);
             if layout.numel > MAX_GROUP {

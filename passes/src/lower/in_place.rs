@@ -79,8 +79,8 @@ pub(super) fn part_in_views(graph: &Graph, users: &[NodeId], ty: &TensorType) ->
     sum as f64 / ty.shape.numel().max(1) as f64
 }
 
-/// Whether a single node reads this value and the values of which it is a view, and none of them is an output of the
-/// graph.
+/// Whether a single node reads this value, the values of which it is a view and those of which it may consist, and none of them is an
+/// output of the graph.
 pub(super) fn is_read_once(graph: &Graph, users: &[Vec<NodeId>], mut value: ValueId) -> bool {
     loop {
         let is_output = graph.outputs.iter().any(|o| o.value == value);
@@ -90,6 +90,8 @@ pub(super) fn is_read_once(graph: &Graph, users: &[Vec<NodeId>], mut value: Valu
         let node = graph.def(value);
         match node.op {
             Op::Reshape(_) | Op::Slice(_) => value = node.inputs[0],
+            // Its operands may be computed in its memory.
+            Op::Concat(_) => return node.inputs.iter().all(|v| is_read_once(graph, users, *v)),
             _ => return !node.op.is_leaf(),
         }
     }

@@ -22,10 +22,11 @@ impl Lowering<'_> {
         let operands = reads.iter().chain(&writes).map(|p| p.ty.bytes() as u64).sum();
         let bytes = body_bytes(&body, operands);
         let kernel = self.kernel(kind, region, body, bytes);
-        let action = Action::Kernel { kernel, reads, writes };
         let name = self.plan.kernels[kernel].name.clone();
         let cost_us = self.kernel_us[kernel];
         let lowered = self.plan.tasks.len();
+        writes.iter().for_each(|place| self.written.write(place, lowered));
+        let action = Action::Kernel { kernel, reads, writes };
         self.plan.tasks.push(Task {
             lowered,
             operands_digest: String::new(),

@@ -24,6 +24,9 @@ mod optimizer;
 mod padding;
 mod parts;
 mod reshard;
+#[cfg(test)]
+mod tests;
+mod written;
 
 use crate::Property;
 use crate::cost::collective::exchange_of;
@@ -40,6 +43,7 @@ use frit_ir::sharding::sharded_values;
 use frit_ir::{
     Code, DType, Diagnostic, Graph, Node, NodeId, Op, Origin, Region, Tensor, TensorType, ValueId,
 };
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Properties that lowering requires.
@@ -118,12 +122,28 @@ pub struct Lowered {
 /// # Errors
 /// If the graph contains something that plans cannot express, with its node.
 pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Diagnostic> {
+    // What no output depends on must not decide how the parameters of a group are stepped.
+    let graph = &without_dead_work(graph);
+    optimizer::check_carried(graph)?;
     let lowered = with_copies(graph, options, Copies::All)?;
     let (all, kept) = copies::within_peak(&lowered.plan);
     if kept.len() == all {
         return Ok(lowered);
     }
     with_copies(graph, options, Copies::Only(kept))
+}
+
+/// The graph without nodes on which no output depends; leaves stay.
+fn without_dead_work(graph: &Graph) -> Cow<'_, Graph> {
+    let live = graph.ancestors(graph.outputs.iter().map(|o| o.value));
+    let dead = graph.nodes().filter(|(id, node)| !node.op.is_leaf() && !live.contains(id));
+    let dead: Vec<NodeId> = dead.map(|(id, _)| id).collect();
+    if dead.is_empty() {
+        return Cow::Borrowed(graph);
+    }
+    let mut graph = graph.clone();
+    dead.into_iter().for_each(|id| graph.remove(id));
+    Cow::Owned(graph)
 }
 
 /// The plan in which optimizer steps write these copies of parameters.
@@ -146,7 +166,7 @@ fn with_copies(
     }
     lowering.casts_together = lowering.joins_casts()?;
     lowering.place_leaves()?;
-    lowering.place_gradients();
+    lowering.place_gradients()?;
     lowering.place_parts();
     lowering.place_metrics();
     let is_gather = |n: &Node| matches!(n.op, Op::AllGather(_)) && n.region == Region::Forward;
@@ -216,6 +236,7 @@ struct Lowering<'a> {
     constants: Vec<(String, Tensor)>,
     regions: Vec<(KernelId, FusionKind)>,
     places: HashMap<ValueId, Place>,
+    written: written::Written,
     /// Where a value must be written, if that is fixed.
     required: HashMap<ValueId, Place>,
     sharded: Vec<bool>,
@@ -322,6 +343,7 @@ impl<'a> Lowering<'a> {
             constants: vec![],
             regions: vec![],
             places: HashMap::new(),
+            written: written::Written::default(),
             required: HashMap::new(),
             metrics: HashMap::new(),
             sharded: sharded_values(graph),
@@ -402,6 +424,18 @@ impl<'a> Lowering<'a> {
         if node.op.is_leaf() {
             return Ok(());
         }
+        for value in &node.inputs {
+            if let Some(place) = self.places.get(value) {
+                self.check_unwritten(*value, place)?;
+            }
+        }
+        self.work(node)?;
+        self.note_results(node);
+        Ok(())
+    }
+
+    /// The tasks of one node.
+    fn work(&mut self, node: &'a Node) -> Result<(), Diagnostic> {
         match &node.op {
             Op::AllGather(_) => self.gather(node),
             Op::ReduceScatter(_) => self.gradient_step(node),
@@ -452,6 +486,7 @@ impl<'a> Lowering<'a> {
     /// The place of a value that was lowered before.
     fn place(&mut self, value: ValueId) -> Result<Place, Diagnostic> {
         if let Some(place) = self.places.get(&value) {
+            self.check_unwritten(value, place)?;
             return Ok(place.clone());
         }
         if let Some(constant) = self.graph.constant(value) {
@@ -542,6 +577,7 @@ impl<'a> Lowering<'a> {
             None => 1e6 * self.cluster.device.copy_seconds(touched as u64),
         };
         let lowered = self.plan.tasks.len();
+        action.writes().iter().for_each(|place| self.written.write(place, lowered));
         self.plan.tasks.push(Task {
             lowered,
             operands_digest: String::new(),

@@ -62,6 +62,36 @@ impl ParamGroups {
     }
 }
 
+/// Checks that what every step writes is the next value of the parameter and the states that it reads.
+///
+/// # Errors
+/// If it is not, as of a second step of a parameter.
+pub(super) fn check_carried(graph: &Graph) -> Result<(), Diagnostic> {
+    let mut carried: HashMap<ValueId, ValueId> = HashMap::new();
+    for output in &graph.outputs {
+        let OutputKind::Carry(leaf) = output.kind else { continue };
+        if carried.insert(leaf, output.value).is_some() {
+            return Err(internal(format!("`{}` has two next values", output.name)));
+        }
+    }
+    for (_, node) in graph.nodes() {
+        let leaves: Vec<ValueId> = match &node.op {
+            Op::OptimizerStep(step) => {
+                let states = &node.inputs[2..2 + step.kind.n_states()];
+                [&node.inputs[..1], states].concat()
+            }
+            Op::EmaStep => node.inputs[..1].to_vec(),
+            _ => continue,
+        };
+        let next = leaves.iter().map(|leaf| carried.get(leaf));
+        if !next.eq(node.outputs.iter().map(Some)) {
+            let what = format!("`{}` computes what is not carried", node.op.name());
+            return Err(internal(what).at(&node.origin));
+        }
+    }
+    Ok(())
+}
+
 /// The operands that may differ between parameters: learning rate and weight decay.
 fn own(node: &Node) -> [ValueId; 2] {
     let Op::OptimizerStep(step) = &node.op else { unreachable!("invariant: a step") };

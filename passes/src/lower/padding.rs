@@ -1,6 +1,7 @@
 //! Parameters with zeros after them, as tensor cores want them: the gap behind a parameter in its flat group is zero and stays
 //! zero, so that a padded parameter is a view of the group.
 
+use super::flat::only_cast;
 use super::{GatherKey, Lowering};
 use frit_ir::ops::Pad;
 use frit_ir::plan::{BufferId, Place};
@@ -34,12 +35,8 @@ fn param_of(graph: &Graph, mut value: ValueId) -> Option<&str> {
         let node = graph.def(value);
         let is_cast = match &node.op {
             Op::Param(param) => return param.unit.map(|_| param.name.as_str()),
-            Op::Cast(_) | Op::AllGather(_) => true,
-            Op::Fusion(fusion) => {
-                let inner = fusion.body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf());
-                inner.map(|n| matches!(n.op, Op::Cast(_))).collect::<Vec<_>>() == [true]
-            }
-            _ => false,
+            Op::AllGather(_) => true,
+            _ => only_cast(node).is_some(),
         };
         value = *node.inputs.first().filter(|_| is_cast)?;
     }

@@ -70,7 +70,7 @@ fn buffers(places: Vec<&Place>) -> BTreeSet<BufferId> {
     places.into_iter().map(|p| p.buffer).collect()
 }
 
-/// Kernels that write what gathers send, or read only what is copied from the host, and read nothing that
+/// Kernels that write what gathers send, or read only one buffer, which is copied from the host, and read nothing that
 /// others write, by the buffer that they write; and the other tasks.
 fn preparations(
     rest: Vec<Task>,
@@ -88,7 +88,7 @@ fn preparations(
         if !matches!(task.action, Action::Kernel { .. }) {
             return None;
         }
-        let casts = !reads.is_empty() && reads.is_subset(&staged);
+        let casts = reads.len() == 1 && reads.is_subset(&staged);
         (sent.contains(&place.buffer) || casts).then_some(place.buffer)
     };
     let (mut preparations, mut others) = (BTreeMap::new(), Vec::with_capacity(rest.len()));

@@ -14,6 +14,8 @@ use std::rc::Rc;
 
 /// More elements are not computed where all operands are constants.
 const FOLDED: usize = 1 << 22;
+/// Nor by more operations.
+const FOLDING: u64 = 1 << 28;
 
 /// The ranks that run a graph: replicas of as many ranks as share one copy of the sharded state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -352,7 +354,11 @@ fn folded(
     constants: &HashMap<ValueId, Known>,
 ) -> Option<Vec<Known>> {
     let size = |v: &ValueId| graph.ty(*v).shape.numel();
-    if node.inputs.is_empty() || node.outputs.iter().map(size).sum::<usize>() > FOLDED {
+    let types = |values: &[ValueId]| values.iter().map(|v| graph.ty(*v)).collect::<Vec<_>>();
+    if node.inputs.is_empty()
+        || node.outputs.iter().map(size).sum::<usize>() > FOLDED
+        || node.op.flops(&types(&node.inputs), &types(&node.outputs)) > FOLDING
+    {
         return None;
     }
     let operands: Vec<&Known> =

@@ -144,12 +144,13 @@ impl Differentiate for Cast {
     }
 }
 
+/// Between the bounds; at a bound nothing, as of PyTorch's `clamp` and `hardtanh`.
 impl Differentiate for Clip {
     fn vjp_first(&self, b: &mut Builder<'_>, node: &Node, dy: ValueId) -> Gradients {
         let x = node.inputs[0];
         let dtype = b.ty(x).dtype;
         let mut inside = None;
-        for (f, bound) in [(CompareFn::Ge, self.min), (CompareFn::Le, self.max)] {
+        for (f, bound) in [(CompareFn::Gt, self.min), (CompareFn::Lt, self.max)] {
             let Some(bound) = bound else { continue };
             let bound = b.constant(dtype, bound)?;
             let test = b.compare(f, x, bound)?;

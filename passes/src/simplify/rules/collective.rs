@@ -32,10 +32,11 @@ pub(super) const RULES: &[Rule] = &[
     },
 ];
 
+/// Only one cast, to floats, of what a group holds: a group is cast as a whole, from the dtype that it is held in.
 fn before_gather(m: &Match<'_>) -> Option<Expr> {
-    let Op::Cast(_) = m.op else { return None };
+    let Op::Cast(cast) = m.op else { return None };
     m.operand(0).find_map(|(op, region, inputs)| match op {
-        Op::AllGather(_) => {
+        Op::AllGather(_) if cast.to.is_float() && m.is_leaf(inputs[0]) => {
             let inside = Expr::one(m.op.clone(), region, Expr::Class(inputs[0]));
             Some(Expr::one(op.clone(), region, inside))
         }

@@ -102,6 +102,11 @@ impl<'a> Match<'a> {
         &self.egraph[class].data.ty
     }
 
+    /// Whether a class has a value from outside of the window.
+    fn is_leaf(&self, class: Id) -> bool {
+        self.egraph[class].nodes.iter().any(|term| matches!(term, Term::Leaf(_)))
+    }
+
     /// The terms of operand `i` that are operations, with their regions and operands.
     fn operand(&self, i: usize) -> impl Iterator<Item = (&'a Op, Region, &'a [Id])> + use<'a> {
         let egraph = self.egraph;

@@ -5,10 +5,12 @@
 
 use frit_ir::ops::ParamKind;
 use frit_ir::{Graph, Node, Op, OutputKind, Region, ValueId};
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// The names of the parameters of a graph with a loss that are matrices of hidden layers.
 pub fn matrices(graph: &Graph) -> BTreeSet<String> {
+    let graph = &without_boundaries(graph);
     let views = views(graph);
     let params = |node: &Node| -> Vec<ValueId> {
         node.inputs.iter().filter_map(|v| views.get(v).copied()).collect()
@@ -39,6 +41,23 @@ pub fn matrices(graph: &Graph) -> BTreeSet<String> {
     let hidden = |v: ValueId| by_hidden_matmuls.contains(&v) && !otherwise.contains(&v);
     let matrices = graph.params().filter(|(v, _)| is_matrix(*v) && hidden(*v));
     matrices.map(|(_, param)| param.name.clone()).collect()
+}
+
+/// The graph without the boundaries of functions and what only their gradients read: none of it is computed forward.
+fn without_boundaries(graph: &Graph) -> Cow<'_, Graph> {
+    let mut map = HashMap::new();
+    for (_, node) in graph.nodes() {
+        if let Op::CustomGradient(_) | Op::EnterPrecision(_) | Op::LeavePrecision(_) = node.op {
+            map.extend(node.outputs.iter().copied().zip(node.inputs.iter().copied()));
+        }
+    }
+    if map.is_empty() {
+        return Cow::Borrowed(graph);
+    }
+    let mut graph = graph.clone();
+    graph.substitute(&map);
+    graph.remove_dead();
+    Cow::Owned(graph)
 }
 
 /// The parameter that a value has the elements of.

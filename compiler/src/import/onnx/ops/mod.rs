@@ -8,6 +8,7 @@ mod convolution;
 mod cumulative;
 mod determinant;
 mod einsum;
+mod finite;
 mod fourier;
 mod function;
 mod grid;

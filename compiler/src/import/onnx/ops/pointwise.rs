@@ -3,7 +3,7 @@
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::super::exporter;
 use super::super::tensor::{self, Narrow};
-use super::{Operator, one, op};
+use super::{Operator, finite, one, op};
 use frit_ir::ops::{BinaryFn, Clip, CompareFn, LogicalFn, PredicateFn, UnaryFn};
 use frit_ir::{DType, Op, Origin, Tensor, ValueId};
 
@@ -56,9 +56,9 @@ pub(super) const OPERATORS: &[Operator] = &[
     op("Less", &[], |cx| compare(cx, CompareFn::Lt)),
     op("LessOrEqual", &[], |cx| compare(cx, CompareFn::Le)),
     op("Log", &[], |cx| unary(cx, UnaryFn::Log)),
-    op("Max", &[], |cx| variadic(cx, BinaryFn::Max)),
+    op("Max", &[], maximum),
     op("Mean", &[], mean),
-    op("Min", &[], |cx| variadic(cx, BinaryFn::Min)),
+    op("Min", &[], minimum),
     op("Mish", &[], mish),
     op("Mod", &["fmod"], modulo),
     op("Mul", &[], |cx| binary(cx, BinaryFn::Mul)),
@@ -132,6 +132,35 @@ fn variadic(cx: &mut NodeContext<'_>, f: BinaryFn) -> Outcome {
     one(result)
 }
 
+fn maximum(cx: &mut NodeContext<'_>) -> Outcome {
+    let [mut a, mut b] = cx.variadic()?[..] else { return variadic(cx, BinaryFn::Max) };
+    if cx.graph.constant(b).is_some() {
+        a = finite::bounded_log(cx, a)?;
+    } else if cx.graph.constant(a).is_some() {
+        b = finite::bounded_log(cx, b)?;
+    }
+    if let Some(min) = clamped_by(cx, b) {
+        return one(cx.emit(Op::Clip(Clip { min: Some(min), max: None }), &[a])?);
+    }
+    one(cx.emit(Op::Binary(BinaryFn::Max), &[a, b])?)
+}
+
+fn minimum(cx: &mut NodeContext<'_>) -> Outcome {
+    let [a, b] = cx.variadic()?[..] else { return variadic(cx, BinaryFn::Min) };
+    if let Some(max) = clamped_by(cx, b) {
+        return one(cx.emit(Op::Clip(Clip { min: None, max: Some(max) }), &[a])?);
+    }
+    one(cx.emit(Op::Binary(BinaryFn::Min), &[a, b])?)
+}
+
+/// The bound, if it is a number, of a `torch.clamp` that the exporter writes as a maximum or minimum: its gradient is 0 at the bound, that of
+/// `torch.maximum` is a half.
+fn clamped_by(cx: &NodeContext<'_>, bound: ValueId) -> Option<f64> {
+    let is_clamp = exporter::arguments(cx.node).is_some_and(|(op, _)| op.starts_with("clamp"));
+    let bound = cx.graph.constant(bound).filter(|t| is_clamp && t.ty.shape.rank() == 0)?;
+    bound.as_splat().filter(|b| !b.is_nan())
+}
+
 fn mean(cx: &mut NodeContext<'_>) -> Outcome {
     let (sum, n) = fold_all(cx, BinaryFn::Add)?;
     let n = cx.scalar_like(sum, n as f64)?;
@@ -150,6 +179,7 @@ fn pow(cx: &mut NodeContext<'_>) -> Outcome {
     let (base, exponent) = (cx.ty(a).dtype, cx.ty(b).dtype);
     if base.is_float() || !exponent.is_float() {
         let b = cx.cast(b, base)?;
+        let a = finite::norm_base(cx, a, b)?;
         return one(cx.emit(Op::Binary(BinaryFn::Pow), &[a, b])?);
     }
     // An integer to a real power is computed as a real number and truncated.
@@ -160,6 +190,7 @@ fn pow(cx: &mut NodeContext<'_>) -> Outcome {
 
 fn select(cx: &mut NodeContext<'_>) -> Outcome {
     let (c, a, b) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
+    let b = finite::sinc_quotient(cx, c, b)?;
     one(cx.emit(Op::Select, &[c, a, b])?)
 }
 
@@ -254,7 +285,12 @@ fn clip(cx: &mut NodeContext<'_>) -> Outcome {
     }
     match limits {
         [None, None] => one(x),
-        [min, max] => one(cx.emit(Op::Clip(Clip { min, max }), &[x])?),
+        [min, max] => {
+            if min.is_some() {
+                x = finite::bounded_log(cx, x)?;
+            }
+            one(cx.emit(Op::Clip(Clip { min, max }), &[x])?)
+        }
     }
 }
 
@@ -316,15 +352,16 @@ fn prelu(cx: &mut NodeContext<'_>) -> Outcome {
     one(where_positive(cx, x, low)?)
 }
 
-/// `factor·(x if x ≥ 0 else alpha·(exp(x/width) − 1))`; the exponent is kept at or below zero so that
-/// no infinity arises where the other branch is taken.
+/// `factor·(x if x > 0 else alpha·(exp(x/width) − 1))`, the exponential of 0 where the other branch is taken, so that no infinity arises there.
 fn exponential_unit(cx: &mut NodeContext<'_>, alpha: f64, width: f64, factor: f64) -> Outcome {
     let x = cx.input(0)?;
-    let low = limited(cx, x, None, Some(0.0))?;
+    let zero = cx.scalar_like(x, 0.0)?;
+    let positive = cx.emit(Op::Compare(CompareFn::Gt), &[x, zero])?;
+    let low = cx.emit(Op::Select, &[positive, zero, x])?;
     let low = scaled(cx, low, 1.0 / width)?;
     let low = cx.emit(Op::Unary(UnaryFn::Expm1), &[low])?;
     let low = scaled(cx, low, alpha)?;
-    let y = where_positive(cx, x, low)?;
+    let y = cx.emit(Op::Select, &[positive, x, low])?;
     one(scaled(cx, y, factor)?)
 }
 

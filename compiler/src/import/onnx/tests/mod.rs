@@ -3,6 +3,7 @@
 mod batch_norm;
 mod build;
 mod control;
+mod finite;
 mod functions;
 mod limits;
 mod masks;

@@ -88,11 +88,11 @@ fn pow_exponent<'w>(a: Term<'w>, b: Term<'w>, y: Term<'w>, dy: Term<'w>) -> Term
     flat.choose(dy.number(0.0), dy * (y * a.unary(UnaryFn::Log)))
 }
 
-/// `dy` from the lower to the upper bound.
+/// `dy` between the bounds, and 0 at them.
 pub(super) fn clip<'w>(op: &Clip, at: &Site<'w>, dy: Term<'w>) -> Cotangents<'w> {
     let x = at.x[0];
-    let above = op.min.map(|min| x.compare(CompareFn::Ge, x.number(min)));
-    let below = op.max.map(|max| x.compare(CompareFn::Le, x.number(max)));
+    let above = op.min.map(|min| x.compare(CompareFn::Gt, x.number(min)));
+    let below = op.max.map(|max| x.compare(CompareFn::Lt, x.number(max)));
     let inside = match (above, below) {
         (Some(above), Some(below)) => above.and(below),
         (Some(one), None) | (None, Some(one)) => one,
