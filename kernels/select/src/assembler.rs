@@ -34,6 +34,42 @@ const FAMILIES: &[Cuda] = &[
     reduce::cuda,
 ];
 
+/// Adds the launches of a body; `None` if there are none. The values that they compute have places, see
+/// [`Assembler::write`].
+type OfBody = fn(&mut Assembler<'_>, &Graph) -> Option<()>;
+
+/// The selectors of bodies that are computed as a whole, then that of any body.
+const BODIES: &[OfBody] = &[
+    attention::cuda_strided,
+    matmul::epilogue::cuda,
+    batch_norm::cuda_region,
+    conv::cuda_channels_last,
+    pool::cuda_channels_last,
+    nodes,
+];
+
+/// The launches of a body by the first selector that computes it; `None` if none does.
+pub(super) fn select(body: &Graph, deterministic: bool) -> Option<Selected> {
+    BODIES.iter().find_map(|cuda| {
+        let mut a = Assembler::new(body, deterministic);
+        cuda(&mut a, body)?;
+        a.results()
+    })
+}
+
+/// The launches of all nodes, one after the other.
+fn nodes(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
+    let mut nodes: Vec<&Node> = body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf()).collect();
+    while let Some(&node) = nodes.first() {
+        let taken = matmul::cuda(a, &nodes)?;
+        if taken == 0 {
+            a.node(node)?;
+        }
+        nodes.drain(..taken.max(1));
+    }
+    Some(())
+}
+
 /// Builder for the launches of a body.
 pub(super) struct Assembler<'a> {
     body: &'a Graph,
@@ -44,46 +80,16 @@ pub(super) struct Assembler<'a> {
 }
 
 impl<'a> Assembler<'a> {
-    pub(super) fn new(body: &'a Graph, deterministic: bool) -> Assembler<'a> {
+    fn new(body: &'a Graph, deterministic: bool) -> Assembler<'a> {
         let inputs = body.nodes().map(|(_, n)| n).filter(|n| matches!(n.op, Op::Input(_)));
         let places = inputs.enumerate().map(|(i, n)| (n.outputs[0], Pointer::Read(i, 0))).collect();
         Assembler { body, deterministic, places, selected: Selected::default() }
     }
 
-    /// The launches of all nodes; `None` if one has none.
-    pub(super) fn assemble(mut self) -> Option<Selected> {
-        let body = self.body;
-        let mut strided = Assembler::new(body, self.deterministic);
-        if attention::cuda_strided(&mut strided, body).is_some() {
-            return Some(strided.selected);
-        }
-        let mut fused = Assembler::new(body, self.deterministic);
-        if matmul::epilogue::cuda(&mut fused, body).is_some() {
-            return Some(fused.selected);
-        }
-        let mut fused = Assembler::new(body, self.deterministic);
-        if batch_norm::cuda_region(&mut fused, body).is_some() {
-            return Some(fused.selected);
-        }
-        let mut last = Assembler::new(body, self.deterministic);
-        if conv::cuda_channels_last(&mut last, body).is_some() {
-            return Some(last.selected);
-        }
-        let mut last = Assembler::new(body, self.deterministic);
-        if pool::cuda_channels_last(&mut last, body).is_some() {
-            return Some(last.selected);
-        }
-        let mut nodes: Vec<&Node> =
-            body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf()).collect();
-        while let Some(&node) = nodes.first() {
-            let taken = matmul::cuda(&mut self, &nodes)?;
-            if taken == 0 {
-                self.node(node)?;
-            }
-            nodes.drain(..taken.max(1));
-        }
-        for (i, output) in body.outputs.iter().enumerate() {
-            // A result that is an operand, or a value that is two results, is copied.
+    /// The launches so far, if they compute every result of the body: selectors look at its operations, and it may return other
+    /// values than these compute. A result that is an operand, or a value that is two results, is copied.
+    fn results(mut self) -> Option<Selected> {
+        for (i, output) in self.body.outputs.iter().enumerate() {
             let (to, from) = (Pointer::Write(i, 0), self.read(output.value)?);
             if to != from {
                 self.copy_bytes(to, from, self.ty(output.value).bytes());

@@ -110,6 +110,10 @@ pub(super) fn cuda_strided(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
     if !s.has_tensor_cores() || written.len() > 3 {
         return None;
     }
+    // They fill the results of the body.
+    for output in &body.outputs {
+        a.write(output.value);
+    }
     match outer {
         None => {
             let lse = Pointer::Write(written[1].operand, 0);

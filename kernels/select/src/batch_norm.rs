@@ -5,7 +5,7 @@ mod last;
 mod region;
 
 use crate::assembler::Assembler;
-use crate::routine::{Call, elem, operand, result};
+use crate::routine::{Access, Call, elem};
 use crate::source::SourceKernel;
 use crate::source::c_type;
 use frit_ir::plan::{Argument, Pointer};
@@ -217,11 +217,5 @@ pub(super) fn cpu_with_relu(body: &Graph, nodes: &[&Node]) -> Option<Call> {
     if let Routine::BatchNorm(norm) | Routine::BatchNormGrad(norm) = &mut routine {
         norm.relu = true;
     }
-    let reads = reads.iter().map(|v| Some((operand(body, *v)?, 0)));
-    let writes = writes.iter().map(|v| Some((result(body, *v)?, 0)));
-    Some(Call {
-        routine,
-        reads: reads.collect::<Option<_>>()?,
-        writes: writes.collect::<Option<_>>()?,
-    })
+    Some(Call { routine, reads: Access::whole(&reads), writes: Access::whole(&writes) })
 }

@@ -2,7 +2,7 @@
 
 use crate::assembler::Assembler;
 use crate::places;
-use crate::routine::{Call, elem, operand, result};
+use crate::routine::{Access, Call, elem};
 use crate::sort;
 use crate::source::SourceKernel;
 use crate::source::{c_bytes, c_type};
@@ -151,8 +151,7 @@ pub(super) fn cpu_scatter(body: &Graph) -> Option<Call> {
     }
     let element = body.constant(node.inputs[0]).and_then(Tensor::as_splat)?;
     let types: Vec<&TensorType> = node.inputs.iter().map(|v| body.ty(*v)).collect();
-    let reads = [operand(body, node.inputs[1])?, operand(body, node.inputs[2])?];
-    let writes = vec![(result(body, node.outputs[0])?, 0)];
     let routine = scatter_routine(&node.op, &types, Some(element))?;
-    Some(Call { routine, reads: reads.map(|i| (i, 0)).into(), writes })
+    let (reads, writes) = (Access::whole(&node.inputs[1..]), Access::whole(&node.outputs));
+    Some(Call { routine, reads, writes })
 }

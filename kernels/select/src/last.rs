@@ -23,6 +23,12 @@ pub(crate) fn operand(body: &Graph, value: ValueId) -> Option<ValueId> {
     body.def(source).op.is_leaf().then_some(source)
 }
 
+/// Whether an operand or result of the node lies channels last in the operand or result of the body that holds it: behind a
+/// transpose, or with one place, where both layouts are one.
+pub(crate) fn lies_last(body: &Graph, image: ValueId, held: ValueId) -> bool {
+    image != held || body.ty(image).shape.dims()[2..].iter().all(|n| *n == 1)
+}
+
 /// The result of the body that holds a result of its node.
 pub(crate) fn result(body: &Graph, value: ValueId) -> Option<ValueId> {
     let is_result = |v: &ValueId| body.outputs.iter().any(|o| o.value == *v);

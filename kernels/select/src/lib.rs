@@ -40,7 +40,6 @@ mod sort;
 mod source;
 mod window;
 
-use assembler::Assembler;
 use frit_ir::Graph;
 use frit_ir::ops::FusionKind;
 use frit_ir::plan::{Launches, Routine};
@@ -75,5 +74,5 @@ pub struct Selected {
 
 /// The launches of a body that is not generated code on a GPU; `None` if there are none.
 pub fn cuda(body: &Graph, options: Options) -> Option<Selected> {
-    Assembler::new(body, options.deterministic).assemble()
+    assembler::select(body, options.deterministic)
 }

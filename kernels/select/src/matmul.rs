@@ -6,7 +6,7 @@ use crate::assembler::{Assembler, choice};
 use crate::batches::{Batches, batches};
 use crate::convert;
 use crate::generated::Generated;
-use crate::routine::{Call, elem, operand};
+use crate::routine::{Access, Call, elem};
 use frit_ir::ops::{BinaryFn, FusionKind, MatMul};
 use frit_ir::plan::{CandidateName, Epilogue, Gemm, Launch, Matrix, Pointer};
 use frit_ir::{DType, Graph, Node, Op, TensorType, ValueId};
@@ -213,7 +213,7 @@ pub(super) fn cpu(body: &Graph, nodes: &[&Node]) -> Option<Call> {
             if body.ty(bias) == body.ty(matmul.outputs[0])
                 && add.inputs[1 - other] == matmul.outputs[0]
             {
-                return cpu_sum(body, matmul, bias);
+                return cpu_sum(body, matmul, bias, add.outputs[0]);
             }
             let fits = body.ty(bias).shape.numel() == n
                 && body.ty(bias).shape.0.last() == Some(&n)
@@ -223,9 +223,6 @@ pub(super) fn cpu(body: &Graph, nodes: &[&Node]) -> Option<Call> {
         }
         _ => return None,
     };
-    if body.outputs.len() != 1 {
-        return None;
-    }
     let Op::MatMul(op) = &matmul.op else { return None };
     let (a, b) = (body.ty(matmul.inputs[0]), body.ty(matmul.inputs[1]));
     let out = body.ty(matmul.outputs[0]);
@@ -234,18 +231,18 @@ pub(super) fn cpu(body: &Graph, nodes: &[&Node]) -> Option<Call> {
         Some(bias) => Some(elem(body.ty(bias).dtype)?),
         None => None,
     };
-    let operands = [Some(matmul.inputs[0]), Some(matmul.inputs[1]), bias];
-    let reads = operands.into_iter().flatten().map(|v| operand(body, v).map(|at| (at, 0)));
+    let reads = matmul.inputs.iter().copied().chain(bias).map(Access::Whole).collect();
+    let last = nodes.last()?.outputs[0];
     Some(Call {
         routine: Routine::Gemm { gemm: cpu::Gemm { bias: bias_elem, ..gemm }, runs },
-        reads: reads.collect::<Option<_>>()?,
-        writes: vec![(0, 0)],
+        reads,
+        writes: vec![Access::Whole(last)],
     })
 }
 
 /// A GEMM and the matrix to which it is added: the gradient of a weight, accumulated in place. Elsewhere the kernel that
 /// reads the sum adds what it reads anyway, where this would copy the matrix first.
-fn cpu_sum(body: &Graph, matmul: &Node, matrix: ValueId) -> Option<Call> {
+fn cpu_sum(body: &Graph, matmul: &Node, matrix: ValueId, sum: ValueId) -> Option<Call> {
     let Op::MatMul(op) = &matmul.op else { return None };
     if !op.trans_a || op.trans_b {
         return None;
@@ -253,14 +250,13 @@ fn cpu_sum(body: &Graph, matmul: &Node, matrix: ValueId) -> Option<Call> {
     let [a, b] = [matmul.inputs[0], matmul.inputs[1]];
     let out = body.ty(matmul.outputs[0]);
     let (gemm, runs) = gemm_of(op, body.ty(a), body.ty(b), out)?;
-    if body.outputs.len() != 1 || gemm.batch != 1 || runs.len() != 1 {
+    if gemm.batch != 1 || runs.len() != 1 {
         return None;
     }
-    let reads = [a, b, matrix].map(|v| operand(body, v).map(|at| (at, 0)));
     Some(Call {
         routine: Routine::Gemm { gemm: cpu::Gemm { accumulate: true, ..gemm }, runs },
-        reads: reads.into_iter().collect::<Option<_>>()?,
-        writes: vec![(0, 0)],
+        reads: Access::whole(&[a, b, matrix]),
+        writes: vec![Access::Whole(sum)],
     })
 }
 

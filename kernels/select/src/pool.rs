@@ -11,7 +11,7 @@ use crate::window::window;
 use cudnn::Pool;
 use frit_ir::ops::Window;
 use frit_ir::plan::{Argument, Pointer, PoolFunction};
-use frit_ir::{DType, Graph, Node, Op, TensorType};
+use frit_ir::{DType, Graph, Node, Op, TensorType, ValueId};
 use frit_kernels::routine::Routine;
 use frit_kernels::routine::pooling::Pooling;
 
@@ -149,13 +149,19 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     Some(())
 }
 
-/// The launches of a body that is a pooling between transposes: over the channels as well, one at a time, of images with one channel.
+/// The launches of a body that is a pooling between transposes of all its images: over the channels as well, one at a time, of
+/// images with one channel.
 pub(super) fn cuda_channels_last(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
     let node = last::between_transposes(body)?;
     let (window, taps, image) = pooled(a, node)?;
-    let reads = node.inputs.iter().map(|v| a.read(last::operand(body, *v)?));
+    // The kernels have one layout for all images.
+    let held = |image: ValueId, held: Option<ValueId>| {
+        held.filter(|held| last::lies_last(body, image, *held))
+    };
+    let reads = node.inputs.iter().map(|v| a.read(held(*v, last::operand(body, *v))?));
     let operands: Vec<_> = reads.collect::<Option<_>>()?;
-    let to = a.write(last::result(body, node.outputs[0])?);
+    let y = node.outputs[0];
+    let to = a.write(held(y, last::result(body, y))?);
     let dims = image.shape.dims();
     if image.shape.numel() == 0 {
         return None;

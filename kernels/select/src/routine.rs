@@ -6,6 +6,7 @@ use crate::{
 };
 use frit_ir::ops::Input;
 use frit_ir::plan::{self, RoutineCall, Source};
+use frit_ir::strided::{self, Strided};
 use frit_ir::{DType, Graph, Node, Op, Origin, Region, TensorType, ValueId};
 use frit_kernels::dtype::Elem;
 use frit_kernels::routine::Routine;
@@ -31,12 +32,54 @@ const FAMILIES: &[Cpu] = &[
     reduce::cpu,
 ];
 
-/// A routine, and for each of its operands and results the operand or result of the body and the byte at which it
-/// begins.
+/// A routine, and the values of a body that it reads and computes, in the order of its operands and results.
 pub(super) struct Call {
     pub(super) routine: Routine,
-    pub(super) reads: Vec<(usize, usize)>,
-    pub(super) writes: Vec<(usize, usize)>,
+    pub(super) reads: Vec<Access>,
+    pub(super) writes: Vec<Access>,
+}
+
+/// A value of a body that a routine reads or computes, and how the routine has its elements in memory.
+pub(super) enum Access {
+    /// An operand or a result of the body.
+    Whole(ValueId),
+    /// What is, or is a part of, an operand or a result with layout operations between.
+    View(ValueId, Strided),
+}
+
+impl Access {
+    pub(super) fn whole(values: &[ValueId]) -> Vec<Access> {
+        values.iter().copied().map(Access::Whole).collect()
+    }
+
+    /// The operand in which a routine reads the value, and the byte at which it begins.
+    fn read(&self, body: &Graph) -> Option<Place> {
+        match self {
+            Access::Whole(value) => Some((operand(body, *value)?, 0)),
+            Access::View(value, view) => place(body, *value, view, strided::read(body, *value)?),
+        }
+    }
+
+    /// The same of the result in which it writes the value.
+    fn written(&self, body: &Graph) -> Option<Place> {
+        match self {
+            Access::Whole(value) => Some((result(body, *value)?, 0)),
+            Access::View(value, view) => place(body, *value, view, strided::written(body, *value)?),
+        }
+    }
+
+    fn value(&self) -> ValueId {
+        let (Access::Whole(value) | Access::View(value, _)) = self;
+        *value
+    }
+}
+
+/// The position of an operand or result of a body, and a byte of it.
+type Place = (usize, usize);
+
+/// Where a value begins that lies as the routine has it.
+fn place(body: &Graph, value: ValueId, view: &Strided, lies: Strided) -> Option<Place> {
+    (lies == *view).then(|| (view.operand, view.offset * body.ty(value).dtype.size()))
 }
 
 /// The element type of the kernel library.
@@ -50,7 +93,7 @@ pub(super) fn elem(dtype: DType) -> Option<Elem> {
 }
 
 /// The position of a value among the operands of a body.
-pub(super) fn operand(body: &Graph, value: ValueId) -> Option<usize> {
+fn operand(body: &Graph, value: ValueId) -> Option<usize> {
     inputs(body).iter().position(|v| *v == value)
 }
 
@@ -59,29 +102,61 @@ fn inputs(body: &Graph) -> Vec<ValueId> {
     inputs.map(|n| n.outputs[0]).collect()
 }
 
-/// The position of a value among the results of a body.
+/// The position of a value among the results of a body; `None` if it is none of them, or several.
 pub(super) fn result(body: &Graph, value: ValueId) -> Option<usize> {
-    body.outputs.iter().position(|o| o.value == value)
+    let mut places = (0..body.outputs.len()).filter(|i| body.outputs[*i].value == value);
+    let (Some(place), None) = (places.next(), places.next()) else { return None };
+    Some(place)
 }
 
 /// The routine of a body; `None` if there is none.
 pub(super) fn select(body: &Graph) -> Option<plan::Routine> {
     let n_operands = inputs(body).len();
     // A scatter into a constant has a routine that does not read the constant.
-    let call = index::cpu_scatter(body).or_else(|| of_operands(&constants_as_operands(body)?))?;
-    let source = |(i, at): &(usize, usize)| match i.checked_sub(n_operands) {
+    let placed = index::cpu_scatter(body).and_then(|call| Placed::new(body, call));
+    let placed = placed.or_else(|| {
+        let body = constants_as_operands(body)?;
+        Placed::new(&body, of_operands(&body)?)
+    });
+    let Placed { routine, reads, writes } = placed?;
+    let source = |(i, at): &Place| match i.checked_sub(n_operands) {
         None => Source::Operand(*i, *at),
         Some(constant) => Source::Constant(constant, *at),
     };
-    let reads: Vec<Source> = call.reads.iter().map(source).collect();
-    let in_order = |i: usize, at: &Source| *at == Source::Operand(i, 0);
-    let reads = match reads.iter().enumerate().all(|(i, at)| in_order(i, at)) {
-        true => None,
-        false => Some(reads),
-    };
-    let in_order = call.writes.iter().enumerate().all(|(i, at)| *at == (i, 0));
-    let writes = if in_order { None } else { Some(call.writes) };
-    Some(plan::Routine { call: written(&call.routine), reads, writes })
+    let reads: Vec<Source> = reads.iter().map(source).collect();
+    // Without a list, a routine has all operands, or results, of the body in order.
+    let all_reads = (0..n_operands).map(|i| Source::Operand(i, 0));
+    let reads = (!all_reads.eq(reads.iter().cloned())).then_some(reads);
+    let all_writes = (0..body.outputs.len()).map(|i| (i, 0));
+    let writes = (!all_writes.eq(writes.iter().copied())).then_some(writes);
+    Some(plan::Routine { call: written(&routine), reads, writes })
+}
+
+/// A routine that computes a body, and the places of its operands and results.
+struct Placed {
+    routine: Routine,
+    reads: Vec<Place>,
+    writes: Vec<Place>,
+}
+
+impl Placed {
+    /// `None` if the routine does not compute the body. It must read operands of the body, and write every result once, as
+    /// the value that the body returns there: selectors look at the operations of a body, and a body may return other
+    /// values than these compute, one value twice, or an operand.
+    fn new(body: &Graph, call: Call) -> Option<Placed> {
+        let Call { routine, reads, writes } = call;
+        let numel = |v: ValueId| body.ty(v).shape.numel();
+        let mut rest: Vec<usize> = body.outputs.iter().map(|o| numel(o.value)).collect();
+        let mut places = Vec::with_capacity(writes.len());
+        for access in &writes {
+            let place = access.written(body)?;
+            // Views of distinct values are distinct parts of a result, so that their sizes show whether they fill it.
+            rest[place.0] = rest[place.0].checked_sub(numel(access.value()))?;
+            places.push(place);
+        }
+        let reads = reads.iter().map(|access| access.read(body)).collect::<Option<_>>()?;
+        rest.iter().all(|n| *n == 0).then_some(Placed { routine, reads, writes: places })
+    }
 }
 
 /// A routine as it is stored in a plan.
@@ -103,12 +178,7 @@ fn of_operands(body: &Graph) -> Option<Call> {
     let types = |values: &[ValueId]| values.iter().map(|v| body.ty(*v)).collect::<Vec<_>>();
     let (ins, outs) = (types(&node.inputs), types(&node.outputs));
     let routine = FAMILIES.iter().find_map(|cpu| cpu(&node.op, &ins, &outs))?;
-    let first = |at: usize| (at, 0);
-    Some(Call {
-        routine,
-        reads: node.inputs.iter().map(|v| operand(body, *v).map(first)).collect::<Option<_>>()?,
-        writes: node.outputs.iter().map(|v| result(body, *v).map(first)).collect::<Option<_>>()?,
-    })
+    Some(Call { routine, reads: Access::whole(&node.inputs), writes: Access::whole(&node.outputs) })
 }
 
 /// The body with its constants turned into operands behind the existing ones.

@@ -304,3 +304,169 @@ fn reproducible_sums() {
         check(Op::TreeSum, &operands);
     }
 }
+
+/// A body with these operands and operations, which returns each of some lists of values in turn.
+fn returning<const N: usize>(
+    operands: &[Tensor],
+    build: impl Fn(&mut dyn FnMut(Op, &[ValueId]) -> Vec<ValueId>, &[ValueId]) -> [Vec<ValueId>; N],
+) -> [Graph; N] {
+    std::array::from_fn(|i| {
+        let (mut body, v) = graph_of(operands);
+        let mut add = |op: Op, inputs: &[ValueId]| {
+            body.add(op, inputs, Origin::none(), Region::Forward).expect("a node")
+        };
+        let results = build(&mut add, &v)[i].clone();
+        for (i, value) in results.into_iter().enumerate() {
+            body.add_output(&i.to_string(), value, OutputKind::Result);
+        }
+        body
+    })
+}
+
+/// A routine is selected for the first body only.
+fn check_first<const N: usize>(bodies: &[Graph; N], operands: &[Tensor]) {
+    let [first, others @ ..] = &bodies[..] else { panic!("no body") };
+    check_body(first, operands);
+    for other in others {
+        assert!(frit_select::cpu(other).is_none(), "a routine for\n{other}");
+    }
+}
+
+fn matmul(trans_a: bool) -> Op {
+    Op::MatMul(MatMul { trans_a, trans_b: false, out: None })
+}
+
+/// A GEMM with and without a vector or a matrix added computes nothing but its last value.
+#[test]
+fn a_gemm_is_selected_for_its_last_value_only() {
+    let add_op = Op::Binary(BinaryFn::Add);
+    let operands = [operand(DType::F32, &[4, 4], 1), operand(DType::F32, &[4, 9], 2)];
+    let bodies = returning(&operands, |add, v| {
+        let y = add(matmul(false), v)[0];
+        [vec![y], vec![y, y], vec![v[0]], vec![v[1]], vec![v[0], y], vec![y, v[1]], vec![]]
+    });
+    check_first(&bodies, &operands);
+    for (added, trans_a) in [(&[9][..], false), (&[4, 9], true)] {
+        let operands = [&operands[..], &[operand(DType::F32, added, 3)]].concat();
+        let bodies = returning(&operands, |add, v| {
+            let product = add(matmul(trans_a), &v[..2])[0];
+            let y = add(add_op.clone(), &[product, v[2]])[0];
+            [vec![y], vec![product], vec![y, product], vec![product, y], vec![y, y], vec![v[2]]]
+        });
+        check_first(&bodies, &operands);
+    }
+}
+
+/// Routines of one operation compute all its results, and nothing else.
+#[test]
+fn routines_of_one_operation_fill_the_results_of_the_body() {
+    let operands = [operand(DType::F32, &[4, 6], 1)];
+    let sums = Op::CumSum(CumSum { axis: 1, exclusive: false, reverse: false });
+    let bodies = returning(&operands, |add, v| {
+        let y = add(sums.clone(), v)[0];
+        [vec![y], vec![y, y], vec![v[0]], vec![y, v[0]], vec![v[0], y]]
+    });
+    check_first(&bodies, &operands);
+    let top = Op::TopK(TopK { axis: 1, k: 2, largest: true });
+    let bodies = returning(&operands, |add, v| {
+        let y = add(top.clone(), v);
+        [vec![y[1], y[0]], vec![y[0]], vec![y[0], y[1], y[1]], vec![y[0], y[1], v[0]]]
+    });
+    check_first(&bodies, &operands);
+}
+
+/// Some routines read as many operands as they are given: none that the operation does not read.
+#[test]
+fn operands_that_nothing_reads_are_not_those_of_a_routine() {
+    let operands = [1, 2].map(|seed| operand(DType::F32, &[300], seed));
+    let bodies =
+        returning(&operands, |add, v| [add(Op::GradStats(GradStats { exact: false }), &v[..1])]);
+    let selected = check_body(&bodies[0], &operands);
+    assert_eq!(selected.reads, Some(vec![Source::Operand(0, 0)]));
+}
+
+/// Constants are read from memory, or known to the routine; neither makes them results.
+#[test]
+fn a_constant_is_no_result_of_a_routine() {
+    let indices = Tensor::ints(DType::I64, [5, 1], vec![3, 0, 3, 2, 1]);
+    let operands = [indices, operand(DType::F32, &[5, 7], 1)];
+    let scatter = Op::ScatterNd(ScatterNd { batch_dims: 0, f: ScatterFn::Add });
+    let zeros = Tensor::splat(TensorType::new(DType::F32, [4, 7]), 0.0);
+    let bodies = returning(&operands, |add, v| {
+        let zeros = add(Op::Constant(Constant { value: zeros.clone() }), &[])[0];
+        let y = add(scatter.clone(), &[zeros, v[0], v[1]])[0];
+        [vec![y], vec![zeros], vec![y, y], vec![y, zeros], vec![y, v[1]]]
+    });
+    check_first(&bodies, &operands);
+    let operands = [operand(DType::F32, &[4, 5], 1)];
+    let weights = operand(DType::F32, &[5, 7], 2);
+    let bodies = returning(&operands, |add, v| {
+        let weights = add(Op::Constant(Constant { value: weights.clone() }), &[])[0];
+        let y = add(matmul(false), &[v[0], weights])[0];
+        [vec![y], vec![weights], vec![y, weights], vec![weights, y]]
+    });
+    assert!(frit_select::cpu(&bodies[0]).is_some_and(|selected| selected.reads.is_some()));
+    assert!(bodies[1..].iter().all(|body| frit_select::cpu(body).is_none()));
+}
+
+/// Regions compute the last image and the statistics, and what passes a ReLU only if it is a result.
+#[test]
+fn a_batch_normalization_with_relu_fills_the_results_of_the_body() {
+    let vector = |seed| operand(DType::F32, &[3], seed);
+    let image = |seed| operand(DType::F32, &[2, 3, 4], seed);
+    let operands = [image(1), vector(2), vector(3)];
+    let norm = Op::BatchNorm(BatchNorm { eps: 1e-5 });
+    let bodies = returning(&operands, |add, v| {
+        let n = add(norm.clone(), v);
+        let y = add(Op::Unary(UnaryFn::Relu), &n[..1])[0];
+        [
+            vec![y, n[1], n[2]],
+            vec![n[0], n[1], n[2]],
+            vec![y, n[1], n[2], y],
+            vec![y, n[1], n[1]],
+            vec![y, n[1], n[2], n[0]],
+            vec![v[0], n[1], n[2]],
+            vec![y, n[1], n[2], v[1]],
+        ]
+    });
+    check_first(&bodies, &operands);
+    let statistics =
+        eval_op(&norm, &[&operands[0], &operands[1], &operands[2]], Options::default());
+    let [_, mean, var] = &statistics.expect("statistics")[..] else { panic!("three results") };
+    let operands = [image(1), vector(2), mean.clone(), var.clone(), image(5), image(6)];
+    let bodies = returning(&operands, |add, v| {
+        let passed = add(Op::Binary(BinaryFn::ReluGrad), &[v[4], v[5]])[0];
+        let gradient = Op::BatchNormGrad(BatchNormGrad { eps: 1e-5 });
+        let d = add(gradient, &[passed, v[0], v[1], v[2], v[3]]);
+        [
+            vec![passed, d[0], d[1], d[2]],
+            vec![passed, d[0], d[1], d[2], passed],
+            vec![passed, d[0], d[1], d[1]],
+            vec![passed, d[1], d[2]],
+            vec![d[0], d[1], d[2], v[4]],
+        ]
+    });
+    check_first(&bodies, &operands);
+}
+
+/// Strides express heads that are written into a packed result, but nothing else that it has.
+#[test]
+fn attention_fills_the_results_of_the_body() {
+    let operands = [1, 2, 3].map(|seed| operand(DType::F32, &[1, 2, 3, 4], seed));
+    let op = Op::Attention(Attention { scale: 0.5, causal: true, window: None });
+    let rows = Op::Transpose(Transpose { perm: vec![0, 2, 1, 3] });
+    let bodies = returning(&operands, |add, v| {
+        let y = add(op.clone(), v);
+        let heads = add(rows.clone(), &y[..1])[0];
+        let other = add(rows.clone(), &v[..1])[0];
+        [
+            vec![heads, y[1]],
+            vec![y[1], heads, heads],
+            vec![heads, y[0], y[1]],
+            vec![heads, y[1], v[0]],
+            vec![other, y[1]],
+            vec![heads],
+        ]
+    });
+    check_first(&bodies, &operands);
+}

@@ -1,6 +1,6 @@
 //! Selection for attention on the CPU; layout operations of the body become strides of the operands.
 
-use crate::routine::{Call, elem};
+use crate::routine::{Access, Call, elem};
 use frit_ir::ops::attention::{COARSE, Dims, FILLED, Sight};
 use frit_ir::strided::{self, Strided};
 use frit_ir::{DType, Graph, Op, Shape, TensorType, ValueId};
@@ -18,7 +18,8 @@ pub(crate) fn cpu(body: &Graph) -> Option<Call> {
     let (Some(node), None) = (attentions.next(), attentions.next()) else { return None };
     let reads: Vec<Strided> =
         node.inputs.iter().map(|v| strided::read(body, *v)).collect::<Option<_>>()?;
-    let writes = strided::results(body, node)?;
+    let writes: Vec<Strided> =
+        node.outputs.iter().map(|v| strided::written(body, *v)).collect::<Option<_>>()?;
     let types = |values: &[ValueId]| -> Vec<TensorType> {
         values.iter().map(|v| body.ty(*v).clone()).collect()
     };
@@ -52,11 +53,11 @@ pub(crate) fn cpu(body: &Graph) -> Option<Call> {
         None => Routine::Attention(attention),
         Some(gradients) => Routine::AttentionGrad(attention, gradients),
     };
-    let places = |views: &[Strided], types: &[TensorType]| -> Vec<(usize, usize)> {
-        let at = |(v, t): (&Strided, &TensorType)| (v.operand, v.offset * t.dtype.size());
-        views.iter().zip(types).map(at).collect()
+    let accesses = |values: &[ValueId], views: Vec<Strided>| -> Vec<Access> {
+        values.iter().zip(views).map(|(value, view)| Access::View(*value, view)).collect()
     };
-    Some(Call { routine, reads: places(&reads, &ins), writes: places(&writes, &outs) })
+    let (reads, writes) = (accesses(&node.inputs, reads), accesses(&node.outputs, writes));
+    Some(Call { routine, reads, writes })
 }
 
 /// The layout of `[batch, heads, time, dim]`, if the elements of a head at one time are contiguous.

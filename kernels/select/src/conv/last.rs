@@ -10,7 +10,7 @@ use crate::conv::cudnn::VECTOR;
 use crate::{convert, last};
 use frit_ir::ops::Transpose;
 use frit_ir::plan::{Epilogue, Gemm, Launch, Matrix, Pointer};
-use frit_ir::{DType, Graph, Op, Shape, ValueId};
+use frit_ir::{DType, Graph, Op, Shape};
 
 /// The launches of a body that is a convolution between transposes.
 pub(crate) fn cuda_channels_last(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
@@ -22,10 +22,7 @@ pub(crate) fn cuda_channels_last(a: &mut Assembler<'_>, body: &Graph) -> Option<
     }
     let [first, second] = [0, 1].map(|i| last::operand(body, node.inputs[i]));
     let inner = [first?, second?, last::result(body, node.outputs[0])?];
-    // With one place, both layouts are one.
-    let lies_last =
-        |v: ValueId, w: ValueId| v != w || a.ty(v).shape.dims()[2..].iter().all(|n| *n == 1);
-    let are_last = [0, 1, 2].map(|i| lies_last(outer[i], inner[i]));
+    let are_last = [0, 1, 2].map(|i| last::lies_last(body, outer[i], inner[i]));
     let operands = [a.read(inner[0])?, a.read(inner[1])?];
     let to = a.write(inner[2]);
     let few = conv.groups == 1 && conv.channels < VECTOR && conv.element.size() == 2;

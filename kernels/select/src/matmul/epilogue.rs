@@ -12,7 +12,7 @@ use crate::matmul::{biased, is_direct, matrix, with_epilogue};
 use crate::quantize;
 use frit_ir::ops::{BinaryFn, FusionKind, MatMul, UnaryFn};
 use frit_ir::plan::{Epilogue, Gemm, Launch, Matrix, Pointer};
-use frit_ir::{DType, Graph, Node, Op, ValueId};
+use frit_ir::{DType, Graph, Node, Op, TensorType, ValueId};
 
 /// Row lengths of the additional operands and results of an epilogue are multiples of this.
 const ROW_ALIGNMENT: usize = 8;
@@ -152,8 +152,7 @@ impl Parts<'_> {
         let matmul = self.matmul.outputs[0];
         let (ty, bias) = (self.body.ty(matmul), self.other(add, matmul)?);
         let n = *ty.shape.0.last()?;
-        let fits = self.body.ty(bias).shape.0.last() == Some(&n)
-            && self.body.ty(bias).shape.numel() == n
+        let fits = is_vector(self.body.ty(bias), n)
             && !self.is_output(matmul)
             && self.body.ty(add.outputs[0]).shape.numel() == ty.shape.numel()
             && (self.rounded.is_empty() || ty.dtype != DType::F32);
@@ -235,10 +234,12 @@ impl Parts<'_> {
         let ty = self.body.ty(matmul);
         let (n, numel) = (*ty.shape.0.last()?, ty.shape.numel());
         let before = grad.inputs[1];
+        let like = |v: ValueId| self.body.ty(v).shape.numel() == numel;
         let fits = self.base(grad.inputs[0]) == matmul
             && !self.is_output(matmul)
             && self.base(before) != matmul
-            && self.body.ty(before).shape.numel() == numel
+            && like(before)
+            && like(grad.outputs[0])
             && ty.dtype == self.body.ty(self.matmul.inputs[0]).dtype
             && n.is_multiple_of(ROW_ALIGNMENT);
         fits.then_some(())?;
@@ -251,7 +252,7 @@ impl Parts<'_> {
                 let to = self.body.ty(sum.outputs[0]);
                 let fits = self.base(sum.inputs[0]) == result
                     && self.body.ty(sum.inputs[0]).shape.0.last() == Some(&n)
-                    && to.shape.numel() == n
+                    && is_vector(to, n)
                     && to.dtype == ty.dtype;
                 Some(a.write(fits.then_some(sum.outputs[0])?))
             }
@@ -293,7 +294,7 @@ impl Parts<'_> {
         } else {
             return None;
         };
-        if to.shape.numel() != size {
+        if !is_vector(to, size) {
             return None;
         }
         let sums = sum_of_rows(a, (rows, to.dtype), (from, dtype), [plain.k, size])?;
@@ -301,6 +302,11 @@ impl Parts<'_> {
         a.launch(with_epilogue(vec![Launch::Gemm(Gemm { epilogue, ..plain })], unfused));
         Some(())
     }
+}
+
+/// Whether all elements, this many, lie along the last axis.
+fn is_vector(ty: &TensorType, n: usize) -> bool {
+    ty.shape.0.last() == Some(&n) && ty.shape.numel() == n
 }
 
 /// The launch that sums the rows of a contiguous matrix.

@@ -19,4 +19,5 @@ mod operations;
 mod order;
 mod quantize;
 mod reduce;
+mod results;
 mod window;
