@@ -195,7 +195,7 @@ pub fn certify(
         let evaluation = evaluation.as_ref().map_or(&[][..], |passes| &passes.done);
         let all: Vec<&Step> = training.done.iter().chain(evaluation).collect();
         let mut found = catch_unwind(AssertUnwindSafe(|| checked(&all)))
-            .map_err(|_| another_trace("its numbers leave 64 bits"))?;
+            .map_err(|_| another_trace("a check does not end on its graphs"))?;
         let evaluation = found.split_off(training.done.len()).into_iter().map(|f| f.pass).collect();
         let outputs = kept(&training.checker.before, &found, training.checker.ranks.number());
         let passes = found.into_iter().map(|f| f.pass).collect();

@@ -162,11 +162,11 @@ fn the_plans_that_are_checked_on_a_gpu_use_every_source_and_operation() {
     );
 }
 
-/// A model with the greatest of integers, which the CPU has no kernel for.
-const INTEGERS: &str = r#"{
-  "frit_model": 1, "name": "integers", "dims": {"batch": null},
+/// A model with the place of the largest of doubles, which the CPU has no kernel for.
+const DOUBLES: &str = r#"{
+  "frit_model": 1, "name": "doubles", "dims": {"batch": null},
   "inputs": [{"name": "x", "dtype": "f32", "shape": ["batch", 3]},
-             {"name": "n", "dtype": "i64", "shape": ["batch", 4]}],
+             {"name": "n", "dtype": "f64", "shape": ["batch", 4]}],
   "params": [{"name": "w", "shape": [3], "init": "ones"}],
   "nodes": [
     {"op": "arg_reduce", "scope": "vote", "inputs": ["n"], "outputs": ["winner"],
@@ -201,7 +201,7 @@ fn usage(planned: &Planned, dir: &Path, data: &Path) -> serde_json::Value {
 fn what_has_no_kernel_is_the_interpreters_and_is_warned_of() {
     let dir = tempfile::tempdir().expect("a directory");
     let model = dir.path().join("model.json");
-    std::fs::write(&model, INTEGERS).expect("written");
+    std::fs::write(&model, DOUBLES).expect("written");
     let settings = ["loss.kind=output", "loss.logits=loss", "precision.compute=fp32"];
     let planned = plan_at(&model, 2, &settings);
     let plan = &planned.compiled.plan;
@@ -211,7 +211,7 @@ fn what_has_no_kernel_is_the_interpreters_and_is_warned_of() {
     assert!(kernel.name.starts_with("arg_reduce"), "{}", kernel.name);
     let warnings: Vec<_> = plan.lints.iter().filter(|d| d.code == "W098").collect();
     let [warning] = warnings[..] else { panic!("{:?}", plan.lints) };
-    assert!(warning.message.contains("arg_reduce(i64[2, 4])"), "{}", warning.message);
+    assert!(warning.message.contains("arg_reduce(f64[2, 4])"), "{}", warning.message);
     assert_eq!(&*warning.origin.scope, "vote");
     let path = planned.path();
     let args = ["frit", "inspect", path.to_str().expect("a path"), "--view", "kernels"];
@@ -220,13 +220,13 @@ fn what_has_no_kernel_is_the_interpreters_and_is_warned_of() {
     // It is executed, and counted.
     let data = dir.path().join("data.safetensors");
     let x: Vec<u8> = [0.5_f32; 24].iter().flat_map(|x| x.to_le_bytes()).collect();
-    let n: Vec<u8> = (0..32_i64).flat_map(|x| (x * 7 % 5).to_le_bytes()).collect();
+    let n: Vec<u8> = (0..32).flat_map(|x| f64::from(x * 7 % 5).to_le_bytes()).collect();
     let view = |dtype, shape: Vec<usize>, bytes| {
         safetensors::tensor::TensorView::new(dtype, shape, bytes).expect("fits")
     };
     let tensors = [
         ("x", view(safetensors::Dtype::F32, vec![8, 3], &x[..])),
-        ("n", view(safetensors::Dtype::I64, vec![8, 4], &n[..])),
+        ("n", view(safetensors::Dtype::F64, vec![8, 4], &n[..])),
     ];
     safetensors::serialize_to_file(tensors, None, &data).expect("written");
     let used = usage(&planned, dir.path(), &data);

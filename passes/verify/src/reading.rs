@@ -15,7 +15,7 @@ use std::rc::Rc;
 /// More elements are not computed where all operands are constants.
 const FOLDED: usize = 1 << 22;
 /// Nor by more operations.
-const FOLDING: u64 = 1 << 28;
+const FOLDING: u64 = 1 << 30;
 
 /// The ranks that run a graph: replicas of as many ranks as share one copy of the sharded state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -144,7 +144,7 @@ impl Differentiate for Cast {
     }
 }
 
-/// Between the bounds; at a bound nothing, as of PyTorch's `clamp` and `hardtanh`.
+/// Between the bounds; at a bound nothing, as of `hardtanh` and of the `clamp` of PyTorch 2.15.
 impl Differentiate for Clip {
     fn vjp_first(&self, b: &mut Builder<'_>, node: &Node, dy: ValueId) -> Gradients {
         let x = node.inputs[0];

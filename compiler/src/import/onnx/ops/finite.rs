@@ -6,16 +6,43 @@ use super::super::context::{Fault, NodeContext};
 use frit_ir::ops::{BinaryFn, CompareFn, Reduce, ReduceFn, UnaryFn};
 use frit_ir::{Op, Tensor, ValueId};
 
-/// Below, a reciprocal in f32 is near its largest number or beyond.
-const LEAST_OPERAND: f64 = f64::from_bits((1023 - 100) << 52);
+/// Up to here the reciprocal is infinite in f32.
+const LEAST_OPERAND: f64 = f64::from_bits((1023 - 128) << 52);
 
-/// A maximum of a logarithm, as of `max(ln x, -100)`: nothing flows to an `x` of 0 or nearly, which the bound replaces.
+/// A logarithm that has a lower bound, as of `max(ln x, -100)`: nothing flows to an `x` that is 0 or nearly, which the bound replaces.
+/// Those of probabilities are left as [`frit_passes::raise`] knows them, which computes them without their operand.
 pub(super) fn bounded_log(cx: &mut NodeContext<'_>, y: ValueId) -> Result<ValueId, Fault> {
     let Some(x) = operand(cx, y, UnaryFn::Log) else { return Ok(y) };
+    if is_probability(cx, x) || matches!(cx.graph.def(x).op, Op::Softmax(_)) {
+        return Ok(y);
+    }
+    if let Some(probability) = complement(cx, x) {
+        let one = cx.scalar_like(probability, 1.0)?;
+        let rest = cx.emit(Op::Binary(BinaryFn::Sub), &[one, probability])?;
+        return cx.emit(Op::Unary(UnaryFn::Log), &[rest]);
+    }
     let least = cx.scalar_like(x, LEAST_OPERAND)?;
     let is_least = cx.emit(Op::Compare(CompareFn::Le), &[x, least])?;
     let x = detached_where(cx, is_least, x)?;
     cx.emit(Op::Unary(UnaryFn::Log), &[x])
+}
+
+fn is_probability(cx: &NodeContext<'_>, x: ValueId) -> bool {
+    operand(cx, x, UnaryFn::Sigmoid).is_some()
+}
+
+/// The probability `p` of `1 - p` or `-p + 1`.
+fn complement(cx: &NodeContext<'_>, x: ValueId) -> Option<ValueId> {
+    let node = cx.graph.def(x);
+    let &[a, b] = &node.inputs[..] else { return None };
+    let is_one = |v: ValueId| splat(cx, v) == Some(1.0);
+    let p = match node.op {
+        Op::Binary(BinaryFn::Sub) if is_one(a) => Some(b),
+        Op::Binary(BinaryFn::Add) if is_one(a) => operand(cx, b, UnaryFn::Neg),
+        Op::Binary(BinaryFn::Add) if is_one(b) => operand(cx, a, UnaryFn::Neg),
+        _ => None,
+    };
+    p.filter(|p| is_probability(cx, *p) && cx.dims(*p) == cx.dims(x))
 }
 
 /// `Σ|u|ᵖ`, the base of a power of `1/p`: nothing flows where it is 0, nor to an element of 0 if `p` is below 1.
@@ -33,9 +60,12 @@ pub(super) fn norm_base(
     let (Op::Binary(BinaryFn::Pow), &[size, order]) = (&power.op, &power.inputs[..]) else {
         return Ok(sum);
     };
-    let Some(p) = splat(cx, order).filter(|p| *p > 0.0 && (p * root - 1.0).abs() < 1e-6) else {
+    // An exponent may be rounded to 16 bits.
+    let is_norm = |p: &f64| *p > 0.0 && (p * root - 1.0).abs() < 5e-3;
+    let Some(p) = splat(cx, order).filter(is_norm) else { return Ok(sum) };
+    if p % 2.0 != 0.0 && operand(cx, size, UnaryFn::Abs).is_none() {
         return Ok(sum);
-    };
+    }
     if p < 1.0 {
         let size = detached_at_zero(cx, size)?;
         let power = cx.emit(Op::Binary(BinaryFn::Pow), &[size, order])?;

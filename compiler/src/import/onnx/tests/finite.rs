@@ -4,9 +4,10 @@ use super::build::*;
 use crate::import::ImportOptions;
 use crate::import::onnx::messages::*;
 use frit_ir::interpret::{self, Options};
-use frit_ir::ops::{Op, Reduce, ReduceFn};
+use frit_ir::ops::{Op, Reduce, ReduceFn, UnaryFn};
 use frit_ir::{DType, Origin, OutputKind, Region, Tensor};
 use frit_passes::differentiate::Differentiate;
+use frit_passes::raise::Raise;
 use frit_passes::{Pass, PassContext};
 
 /// The elements of `y`, and the gradient of their sum with respect to the parameter `w`.
@@ -59,6 +60,31 @@ fn a_bounded_logarithm_of_zero_has_no_gradient() {
     }
 }
 
+/// Each is one function after `raise`, without an infinite slope.
+#[test]
+fn bounded_logarithms_of_probabilities_are_recognized() {
+    let complements = [
+        vec![node("Neg", &["p"], &["m"]), node("Add", &["m", "one"], &["r"])],
+        vec![node("Sub", &["one", "p"], &["r"])],
+        vec![node("Identity", &["p"], &["r"])],
+    ];
+    for rest in complements {
+        let ends = vec![node("Log", &["r"], &["l"]), node("Max", &["l", "c"], &["b"])];
+        let nodes = [vec![node("Sigmoid", &["w"], &["p"])], rest, ends, with_input("b")].concat();
+        let constants = vec![number("c", -100.0), number("one", 1.0)];
+        let weights = [vec![floats("w", &[2], &[7.0, 90.0])], constants].concat();
+        let m = model(vec![input("x", 1, &[Dim::N(1)])], weights, nodes, &["y"]);
+        let mut imported = import(&m, &ImportOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+        let mut context = PassContext::default();
+        Raise::default().run(&mut imported.graph, &mut context).unwrap_or_else(|e| panic!("{e}"));
+        let has = |f: UnaryFn| {
+            let mut nodes = imported.graph.nodes();
+            nodes.any(|(_, n)| matches!(n.op, Op::Unary(of) if of == f))
+        };
+        assert!(has(UnaryFn::Softplus) && !has(UnaryFn::Log) && !has(UnaryFn::Detach));
+    }
+}
+
 #[test]
 fn the_norm_of_zeros_has_no_gradient() {
     for (p, w, slope) in [(3.0, 2.0, 1.0), (1.5, 2.0, 1.0), (0.5, 2.0, 1.0)] {
@@ -103,14 +129,14 @@ fn a_clamp_has_no_gradient_at_its_bounds() {
             .clone()
     };
     expect(clamp(vec![node("Clip", &["w", "low", "high"], &["c"])]), &[0.0, 0.0, 1.0, 0.0, 0.0]);
-    let pair = |call: Option<&str>| {
+    let pair = |call: Option<&str>, of: &str| {
         let mut nodes =
             vec![node("Max", &["w", "low"], &["m"]), node("Min", &["m", "high"], &["c"])];
         for node in &mut nodes {
             let value = call.map(|call| {
                 format!(
-                    "%c : [num_users=1] = call_function[target=torch.ops.aten.{call}](args = (%w, %low, \
-                     %high), kwargs = {{}})"
+                    "%c : [num_users=1] = call_function[target=torch.ops.aten.{call}](args = (%w, \
+                     %{of}, %{of}_1), kwargs = {{}})"
                 )
             });
             let key = "pkg.torch.onnx.fx_node".to_string();
@@ -118,6 +144,9 @@ fn a_clamp_has_no_gradient_at_its_bounds() {
         }
         nodes
     };
-    expect(clamp(pair(Some("clamp.Tensor"))), &[0.0, 0.0, 1.0, 0.0, 0.0]);
-    expect(clamp(pair(None)), &[0.0, 0.5, 1.0, 0.5, 0.0]);
+    let of_numbers = clamp(pair(Some("clamp.Tensor"), "scalar_tensor_default"));
+    expect(of_numbers, &[0.0, 0.0, 1.0, 0.0, 0.0]);
+    let half = [0.0, 0.5, 1.0, 0.5, 0.0];
+    expect(clamp(pair(Some("clamp.Tensor"), "lifted_tensor")), &half);
+    expect(clamp(pair(None, "")), &half);
 }
