@@ -9,7 +9,7 @@ mod summary;
 
 pub use summary::{Group, KERNELS};
 
-use crate::compilation::{Passed, Request, imported, lowered, source};
+use crate::compilation::{Again, Passed, Request, imported, lowered, source};
 use crate::config::Config;
 use crate::config::choices::{AdapterKind, BatchNorm};
 use crate::diagnostics::Report;
@@ -27,14 +27,14 @@ use frit_passes::loss::evaluation::STATISTICS;
 use frit_passes::{Pass, PassContext, differentiate, index_ranges, loss, shard, update};
 use frit_passes::{adapter, documents, evaluate, fp8, loss_scale, sync_batch_norm};
 use frit_verify::{
-    Comparer, Difference, Ranks, Unstated, gradient, kept_wide, on_large_stack, step,
+    Comparer, Difference, Ranks, Tasks, Unstated, gradient, kept_wide, on_large_stack, step,
 };
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 
 /// What is known of a pass.
@@ -172,21 +172,27 @@ pub fn certify(
         Some(_) => Some(Passes::new(adapted, config, evaluation, &pipeline::evaluation(&options))?),
         None => None,
     };
+    let tasks = OnceLock::new();
     thread::scope(|scope| {
         let (training, evaluation, weights) = (&training, &evaluation, &weights);
-        let lowered = move || -> Result<Vec<String>, Report> {
+        let again = || -> Result<_, Report> {
             let evaluation = evaluation.as_ref().zip(plans.evaluation);
-            let (plan, other) = lowered(
-                request,
-                config,
-                weights,
-                training.passed(plans.plan),
-                evaluation.map(|(passes, plan)| passes.passed(plan)),
-            )
-            .map_err(|report| no_stage("lowering", &report))?;
-            Ok(edited(plans, &plan, other.as_ref()))
+            let passed = evaluation.map(|(passes, plan)| passes.passed(plan));
+            let again = lowered(request, config, weights, training.passed(plans.plan), passed);
+            Ok(again.map_err(|report| no_stage("lowering", &report))?)
         };
-        let edited = scope.spawn(move || on_large_stack(lowered));
+        let tasks = &tasks;
+        let edited = scope.spawn(move || {
+            let again =
+                catch_unwind(AssertUnwindSafe(|| on_large_stack(again))).unwrap_or_else(|_| {
+                    Err(another_trace("lowering does not end on its graph").into())
+                });
+            let of = |again: &(Again, Option<Again>)| computed(plans, training, evaluation, again);
+            // The checks wait for this, whatever it is.
+            let _ = tasks.set(again.as_ref().map(of).unwrap_or_default());
+            let (plan, other) = again?;
+            Ok::<_, Report>(edited(plans, &plan.plan, other.as_ref().map(|other| &other.plan)))
+        });
         let source = plans.source.map(|kept| {
             let adapters = &training.context.adapters;
             let expected = source(request, config, plans.plan, &ties, adapters)?;
@@ -194,17 +200,52 @@ pub fn certify(
         });
         let evaluation = evaluation.as_ref().map_or(&[][..], |passes| &passes.done);
         let all: Vec<&Step> = training.done.iter().chain(evaluation).collect();
-        let mut found = catch_unwind(AssertUnwindSafe(|| checked(&all)))
+        let mut found = catch_unwind(AssertUnwindSafe(|| checked(&all, Some(tasks))))
             .map_err(|_| another_trace("a check does not end on its graphs"))?;
-        let evaluation = found.split_off(training.done.len()).into_iter().map(|f| f.pass).collect();
+        let lowered = found.split_off(all.len()).into_iter().map(|f| f.pass);
+        let evaluation = found.split_off(training.done.len()).into_iter().map(|f| f.pass);
         let outputs = kept(&training.checker.before, &found, training.checker.ranks.number());
-        let passes = found.into_iter().map(|f| f.pass).collect();
+        let mut passes: Vec<Checked> = found.into_iter().map(|f| f.pass).collect();
+        let mut evaluation: Vec<Checked> = evaluation.collect();
+        for (list, lowered) in [&mut passes, &mut evaluation].into_iter().zip(lowered) {
+            list.push(lowered);
+        }
         let mut edited = edited
             .join()
             .unwrap_or_else(|_| Err(another_trace("lowering does not end on its graph").into()))?;
         edited.extend(source.transpose()?.unwrap_or_default());
         Ok(Certificate { passes, evaluation, outputs, edited, model: None })
     })
+}
+
+/// What the tasks of the plans compute, to be compared with the graphs that are lowered to them. The values of constants are those of
+/// lowering; the plan has their digests.
+fn computed(
+    plans: Plans,
+    training: &Passes,
+    evaluation: &Option<Passes>,
+    (again, other): &(Again, Option<Again>),
+) -> Vec<Step> {
+    let of = |passes: &Passes, plan: &Plan, again: &Again, trained: Option<&Plan>| {
+        let graph = &passes.checker.before;
+        let made = catch_unwind(AssertUnwindSafe(|| {
+            Tasks::new(plan, graph, &again.constants, trained)
+                .map_err(|unstated| format!("{} ({})", unstated.reason, unstated.origin))
+        }));
+        let made = made.unwrap_or_else(|_| Err("the tasks are none of a plan".into()));
+        let (before, after, refused) = match made {
+            Ok(Tasks { expected, computed }) => (Arc::new(expected), Arc::new(computed), None),
+            Err(why) => (graph.clone(), graph.clone(), Some(why)),
+        };
+        let before = Checker { before, ..passes.checker.clone() };
+        Step { before, pass: LOWERING.into(), after, refused }
+    };
+    let mut steps = vec![of(training, plans.plan, again, None)];
+    let evaluation = evaluation.as_ref().zip(plans.evaluation).zip(other.as_ref());
+    steps.extend(
+        evaluation.map(|((passes, plan), again)| of(passes, plan, again, Some(plans.plan))),
+    );
+    steps
 }
 
 /// That a trace is not one of this model and configuration.
@@ -238,6 +279,9 @@ pub struct Checker {
     /// The parameters that Muon steps unless a group says otherwise.
     matrices: Arc<BTreeSet<String>>,
 }
+
+/// What is checked behind the passes.
+const LOWERING: &str = "lower";
 
 /// Differences that are listed of a pass.
 const LISTED: usize = 3;
@@ -326,9 +370,10 @@ impl Checker {
     /// What is known of the next pass, which made this graph.
     pub fn check(&mut self, pass: &str, graph: &Graph) -> Checked {
         let after = Arc::new(graph.clone());
-        let step = Step { before: self.clone(), pass: pass.into(), after: after.clone() };
+        let step =
+            Step { before: self.clone(), pass: pass.into(), after: after.clone(), refused: None };
         self.advance(pass, after);
-        let found = checked(&[&step]);
+        let found = checked(&[&step], None);
         found.into_iter().next().expect("invariant: one verdict for each pass").pass
     }
 
@@ -366,6 +411,8 @@ struct Step {
     before: Checker,
     pass: String,
     after: Arc<Graph>,
+    /// Why there is nothing to compare.
+    refused: Option<String>,
 }
 
 impl Step {
@@ -463,7 +510,7 @@ impl Passes {
                 }
             }
             let before = all.checker.clone();
-            all.done.push(Step { before, pass: name.clone(), after: graph.clone() });
+            all.done.push(Step { before, pass: name.clone(), after: graph.clone(), refused: None });
             all.checker.advance(&name, graph);
         }
         let PassContext { metrics, adapters, .. } = own_context;

@@ -87,6 +87,7 @@ mod stand_ins;
 mod statements;
 mod strategies;
 mod support;
+mod task_mutants;
 mod tensorboard;
 mod terminal;
 mod tidy;

@@ -20,8 +20,8 @@ use std::collections::BTreeMap;
 const MUTANTS: usize = 1080;
 const INTERLEAVINGS: u64 = 20;
 /// Changes of a kind that are drawn until one changes the plan.
-const TRIES: usize = 100;
-const STEPS: usize = 2;
+pub(crate) const TRIES: usize = 100;
+pub(crate) const STEPS: usize = 2;
 
 const MODEL: &str = r#"{ "frit_model": 1, "name": "blocks",
   "dims": { "batch": null },
@@ -53,11 +53,8 @@ const NORMALIZED: &str = r#"{ "frit_model": 1, "name": "normalized",
              { "op": "add", "inputs": ["t", "offset"], "outputs": ["y"] } ],
   "outputs": ["y"] }"#;
 
-/// The thirteen plans: every strategy, with and without accumulation, synchronization, offload and what is frozen.
-fn plans() -> Vec<Planned> {
-    let dir = tempfile::tempdir().expect("a directory");
-    let model = dir.path().join("model.json");
-    std::fs::write(&model, MODEL).expect("written");
+/// Models and settings: every strategy, with and without accumulation, synchronization, offload and what is frozen.
+pub(crate) fn models() -> Vec<(&'static str, Vec<&'static str>)> {
     let settings: [&[&str]; 13] = [
         &["sharding.ranks=3", "precision.compute=fp32"],
         &["sharding.ranks=3", "precision.compute=bf16", "run.accumulation=2"],
@@ -79,19 +76,27 @@ fn plans() -> Vec<Planned> {
         &["sharding.ranks=3", "precision.compute=bf16", "params.frozen=[\"h.1.w\", \"up\"]"],
         &["sharding.ranks=3", "params.frozen=[\"h.1.w\", \"up\"]", "memory.offload=parameters"],
     ];
-    let loss = ["loss.kind=mse", "loss.logits=y"];
-    let mut plans: Vec<Planned> =
-        settings.iter().map(|more| plan_at(&model, 2, &[&loss, *more].concat())).collect();
-    std::fs::write(&model, NORMALIZED).expect("written");
     let sync = ["sharding.ranks=3", "precision.compute=fp32", "model.batch_norm=sync"];
-    plans.push(plan_at(&model, 2, &[&loss[..], &sync, &["run.accumulation=2"]].concat()));
-    plans
+    let sync: &[&str] = &[&sync[..], &["run.accumulation=2"]].concat();
+    let all = settings.into_iter().map(|more| (MODEL, more)).chain([(NORMALIZED, sync)]);
+    let with_loss = |more: &[&'static str]| [&["loss.kind=mse", "loss.logits=y"], more].concat();
+    all.map(|(model, more)| (model, with_loss(more))).collect()
+}
+
+fn plans() -> Vec<Planned> {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("model.json");
+    let plan = |(model, settings): (&str, Vec<&str>)| {
+        std::fs::write(&path, model).expect("written");
+        plan_at(&path, 2, &settings)
+    };
+    models().into_iter().map(plan).collect()
 }
 
 /// A kind of change; false if there is nothing to change.
-type Mutation = fn(&mut Plan, &mut Random) -> bool;
+pub(crate) type Mutation = fn(&mut Plan, &mut Random) -> bool;
 
-const KINDS: [(&str, Mutation); 14] = [
+pub(crate) const KINDS: [(&str, Mutation); 14] = [
     ("a wait dropped", drop_wait),
     ("a wait for an earlier task", earlier_wait),
     ("neighbors swapped", swap_neighbors),

@@ -160,7 +160,7 @@ fn plan_of(request: &Request, config: &Config, own: &Plan, stages: &[Stage]) -> 
     let graph = &stages.last().expect("passes").graph;
     let passed = Passed { graph, context, loss_elements, plan: own };
     let weights = imported(request, config).ok()?.weights;
-    Some(lowered(request, config, &weights, passed, None).ok()?.0)
+    Some(lowered(request, config, &weights, passed, None).ok()?.0.plan)
 }
 
 /// Changes a trace at random: two operands of a node exchanged, a number of an operation, an operand, an operation, a place in the order

@@ -1,10 +1,11 @@
 //! What is known of every pass and of every output: bits, rounded numbers and real numbers are compared in a thread each.
 
 use super::{Checked, Duty, Kept, Step, Verdict};
-use frit_ir::Graph;
+use frit_ir::{Graph, Origin};
 use frit_passes::{differentiate, loss, shard, update};
 use frit_verify::{Comparer, Difference, Roundings, on_large_stack, roundings};
 use std::collections::BTreeSet;
+use std::sync::OnceLock;
 use std::sync::mpsc::channel;
 use std::thread;
 
@@ -33,9 +34,17 @@ impl Found {
 }
 
 /// What is known of each of these, of which none needs another: bits, rounded numbers and real ones in a thread each. What has the same
-/// bits is not compared again.
-pub(super) fn checked(steps: &[&Step]) -> Vec<Found> {
-    let duties: Vec<Duty> = steps.iter().map(|s| s.before.duty(&s.pass, &s.after)).collect();
+/// bits is not compared again. Those that come `late` are waited for when the others are done.
+pub(super) fn checked(steps: &[&Step], late: Option<&OnceLock<Vec<Step>>>) -> Vec<Found> {
+    let all = || steps.iter().copied().chain(late.into_iter().flat_map(|late| late.wait()));
+    let duty = |s: &Step| match &s.refused {
+        Some(_) => Duty::Nothing(Verdict::NotShown),
+        None => s.before.duty(&s.pass, &s.after),
+    };
+    let at = |i: usize| match steps.get(i) {
+        Some(step) => step,
+        None => &late.expect("invariant: a step is one of these").wait()[i - steps.len()],
+    };
     let shards = |step: &Step| step.pass == shard::INFO.name;
     let compare = |comparer: &mut Comparer, step: &Step| {
         let before = &step.before;
@@ -45,13 +54,15 @@ pub(super) fn checked(steps: &[&Step]) -> Vec<Found> {
     // Each sends those that are not equal to the next.
     let (sender, not_bits) = channel::<(usize, Vec<Difference>)>();
     let (to_real, not_equal) = channel::<(usize, [Vec<Difference>; 2])>();
-    let kept = steps.iter().zip(&duties).enumerate();
-    let kept =
-        kept.filter(|(_, (s, d))| matches!(d, Duty::Outputs) || is_statement(d) && shards(s));
+    let is_kept = |step: &Step| match duty(step) {
+        Duty::Nothing(_) => false,
+        Duty::Statement => shards(step),
+        Duty::Outputs => true,
+    };
     let bits = || {
         let sender = sender;
         let mut comparer = Comparer::of_bits();
-        for (i, (step, _)) in kept {
+        for (i, step) in all().enumerate().filter(|(_, step)| is_kept(step)) {
             let found = compare(&mut comparer, step);
             if !found.is_empty() && sender.send((i, found)).is_err() {
                 return;
@@ -62,7 +73,7 @@ pub(super) fn checked(steps: &[&Step]) -> Vec<Found> {
         let to_real = to_real;
         let mut comparer = Comparer::of_rounded_numbers();
         for (i, bits) in not_bits {
-            let step = steps[i];
+            let step = at(i);
             let found = match shards(step) {
                 true => step.before.distributed(&mut comparer, &step.after),
                 false => compare(&mut comparer, step),
@@ -76,10 +87,17 @@ pub(super) fn checked(steps: &[&Step]) -> Vec<Found> {
         // A number of 16 bits is the one before it that is rounded to it, so what is compared in order is not mixed with statements
         // of later passes.
         let mut stated = Comparer::of_real_numbers();
-        let mut all = vec![];
-        for (step, duty) in steps.iter().zip(&duties) {
-            let (verdict, found) = match duty {
-                Duty::Nothing(verdict) => (*verdict, vec![]),
+        let mut results = vec![];
+        for step in all() {
+            let (verdict, found) = match duty(step) {
+                Duty::Nothing(verdict) => {
+                    let refused = step.refused.iter().map(|what| Difference {
+                        output: String::new(),
+                        origin: Origin::none(),
+                        what: what.clone(),
+                    });
+                    (verdict, refused.collect())
+                }
                 Duty::Outputs if step.wide().is_empty() => (Verdict::Bits, vec![]),
                 Duty::Outputs => (Verdict::KeptWide, vec![]),
                 Duty::Statement => {
@@ -89,14 +107,14 @@ pub(super) fn checked(steps: &[&Step]) -> Vec<Found> {
                 }
             };
             let pass = step.checked(verdict, &found);
-            all.push(Found { pass, wide: step.wide(), differences: [vec![], vec![], found] });
+            results.push(Found { pass, wide: step.wide(), differences: [vec![], vec![], found] });
         }
         drop(stated);
         let mut comparer = Comparer::of_real_numbers();
         for (i, [bits, rounded]) in not_equal {
-            let step = steps[i];
+            let step = at(i);
             let mut real = vec![];
-            if matches!(duties[i], Duty::Outputs) {
+            if matches!(duty(step), Duty::Outputs) {
                 let (verdict, shown) = if rounded.is_empty() {
                     (Verdict::Equal, &bits)
                 } else {
@@ -104,13 +122,13 @@ pub(super) fn checked(steps: &[&Step]) -> Vec<Found> {
                     let equal = real.is_empty();
                     if equal { (Verdict::Rounded, &rounded) } else { (Verdict::NotShown, &real) }
                 };
-                all[i].pass = step.checked(verdict, shown);
+                results[i].pass = step.checked(verdict, shown);
             } else {
-                real = std::mem::take(&mut all[i].differences[2]);
+                real = std::mem::take(&mut results[i].differences[2]);
             }
-            all[i].differences = [bits, rounded, real];
+            results[i].differences = [bits, rounded, real];
         }
-        all
+        results
     };
     thread::scope(|scope| {
         // Joined, because glibc 2.36 may read a thread that ends while it is let go after it was freed.
@@ -120,10 +138,6 @@ pub(super) fn checked(steps: &[&Step]) -> Vec<Found> {
         others.into_iter().for_each(|t| t.join().expect("comparison does not panic"));
         all
     })
-}
-
-fn is_statement(duty: &Duty) -> bool {
-    matches!(duty, Duty::Statement)
 }
 
 /// What is known of each output of the last graph, from what is known of the passes behind the last that states what it adds.

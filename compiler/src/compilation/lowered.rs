@@ -7,13 +7,13 @@ use crate::diagnostics::Report;
 use crate::import::Tied;
 use crate::source::Source;
 use crate::weights::Weights;
-use frit_ir::Graph;
 use frit_ir::plan::{Arena, BufferId, Plan};
+use frit_ir::{Graph, Tensor};
 use frit_passes::PassContext;
 use frit_passes::adapter::Adapted;
 use frit_passes::offload::Offload;
 use frit_runtime::plan_dir::digest;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// A graph after all passes, and what lowering it takes besides.
 #[derive(Debug)]
@@ -29,8 +29,16 @@ pub struct Passed<'a> {
     pub plan: &'a Plan,
 }
 
-/// The plan of a model with these weights, and of the evaluation beside its training, without machine code. Of parameters and constants it
-/// has the digests of the values that are stored with it.
+/// A plan without machine code. Of parameters and constants it has the digests of the values that are stored with it.
+#[derive(Debug)]
+pub struct Again {
+    /// The plan.
+    pub plan: Plan,
+    /// The values of its constants, by name.
+    pub constants: HashMap<String, Tensor>,
+}
+
+/// The plan of a model with these weights, and that of the evaluation beside its training.
 ///
 /// # Errors
 /// If the graphs cannot be lowered with this configuration.
@@ -40,14 +48,14 @@ pub fn lowered(
     weights: &Weights,
     passed: Passed,
     evaluation: Option<Passed>,
-) -> Result<(Plan, Option<Plan>), Report> {
+) -> Result<(Again, Option<Again>), Report> {
     let request = &Request { without_code: true, ..request.clone() };
     let setup = Setup::new(request, config)?;
-    let mut plan = one(&setup, weights, passed, None)?;
-    setup.order_data(&mut plan);
-    let evaluation = evaluation.map(|passed| one(&setup, weights, passed, Some(&plan)));
+    let mut again = one(&setup, weights, passed, None)?;
+    setup.order_data(&mut again.plan);
+    let evaluation = evaluation.map(|passed| one(&setup, weights, passed, Some(&again.plan)));
     let evaluation = evaluation.transpose()?;
-    Ok((plan, evaluation))
+    Ok((again, evaluation))
 }
 
 /// What is kept of the model beside its plan.
@@ -69,7 +77,7 @@ fn one(
     weights: &Weights,
     passed: Passed,
     trained: Option<&Plan>,
-) -> Result<Plan, Report> {
+) -> Result<Again, Report> {
     let Passed { graph, context, loss_elements, plan } = passed;
     let saving = Saving { offload: offload(trained.unwrap_or(plan)), ..Saving::default() };
     let compilation = Compilation {
@@ -93,11 +101,12 @@ fn one(
             };
         }
     }
+    let constants: HashMap<String, Tensor> = constants.into_iter().collect();
     for constant in &mut made.constants {
-        let value = constants.iter().find(|(name, _)| *name == constant.name);
-        constant.digest = value.map(|(_, value)| digest(&value.to_bytes()));
+        let value = constants.get(&constant.name);
+        constant.digest = value.map(|value| digest(&value.to_bytes()));
     }
-    Ok(made)
+    Ok(Again { plan: made, constants })
 }
 
 /// What a plan keeps in host memory.

@@ -34,7 +34,7 @@ use setup::Setup;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-pub use lowered::{Passed, lowered, source};
+pub use lowered::{Again, Passed, lowered, source};
 pub use passes::IMPORT;
 
 /// Options of one compilation.

@@ -19,6 +19,7 @@ mod rounding;
 pub mod step;
 mod steps;
 mod substitute;
+mod tasks;
 mod term;
 #[cfg(test)]
 mod tests;
@@ -28,4 +29,5 @@ mod unstated;
 pub use compare::{Comparer, Difference, key_of, on_large_stack};
 pub use reading::Ranks;
 pub use rounding::{Roundings, kept_wide, roundings};
+pub use tasks::Tasks;
 pub use unstated::Unstated;

@@ -6,7 +6,10 @@ use crate::lemmas::{self, Operand};
 use crate::steps::Steps;
 use crate::term::{Algebra, Term, TermId, Terms};
 use frit_ir::interpret::{Options, eval_op, leaf_key};
-use frit_ir::ops::{AllReduce, Cast, Constant, Fusion, Param, ReduceKind, State, StateName};
+use frit_ir::ops::{
+    Adafactor, AdafactorPart, AllReduce, Cast, Constant, Fusion, Param, ReduceKind, State,
+    StateName, reduction_factors,
+};
 use frit_ir::sharding::sharded_values;
 use frit_ir::{DType, Graph, Node, Op, Region, Tensor, TensorType, ValueId};
 use std::collections::HashMap;
@@ -74,23 +77,33 @@ impl Ranks {
         [shards, replicas]: [bool; 2],
     ) -> TermId {
         let over = self.team(shards, replicas);
+        if let Some(narrow) = op.dtype.filter(|narrow| *narrow != dtype) {
+            let n: u64 = over.iter().map(|v| v.extent).product();
+            let factors = reduction_factors(narrow, n as usize);
+            let factors = factors.filter(|_| op.reduce == ReduceKind::Mean);
+            let reduce = if factors.is_some() { ReduceKind::Sum } else { op.reduce };
+            let (before, after) = factors.unwrap_or((1.0, 1.0));
+            let sent = lemmas::scaled_cast(t, term, (dtype, narrow), before);
+            let op = AllReduce { reduce, unit: None, dtype: None };
+            let received = self.exchanged(t, sent, op, narrow, [shards, replicas]);
+            return lemmas::scaled_cast(t, received, (narrow, dtype), after);
+        }
         if t.algebra == Algebra::Bits {
-            let exchanged_in = op.dtype.filter(|d| *d != dtype);
-            if over.is_empty() && exchanged_in.is_none() {
+            if over.is_empty() {
                 return term;
             }
-            let op = AllReduce { unit: None, dtype: exchanged_in, ..op };
+            let op = AllReduce { unit: None, dtype: None, ..op };
             let part = t.operation(&Op::AllReduce(op), &[dtype], &[term]);
             return t.reduction("of ranks", part, &over);
         }
-        let rounds = op.dtype.filter(|_| t.algebra == Algebra::Rounded);
-        let rounded = |t: &mut Terms, x| rounds.map_or(x, |dtype| lemmas::rounded(t, x, dtype));
-        let term = rounded(t, term);
         let sum = t.sum_over(term, &over);
         let n: u64 = over.iter().map(|v| v.extent).product();
         let mean = op.reduce == ReduceKind::Mean;
         let result = if mean { t.scale(sum, 1.0 / n as f64) } else { sum };
-        rounded(t, result)
+        match t.algebra {
+            Algebra::Rounded => lemmas::rounded(t, result, dtype),
+            _ => result,
+        }
     }
 
     /// The ranks of a team, as variables.
@@ -198,8 +211,10 @@ impl Reading {
                     let shards = op.unit.is_none() || self.ranks.shards == 1;
                     vec![self.ranks.exchanged(t, term, op.clone(), own, [shards, true])]
                 }
-                Op::GradStats(_) if node.inputs.iter().any(|v| self.sharded[v.0 as usize]) => {
-                    self.statistics_of_shards(t, graph, node)
+                Op::GradStats(_) | Op::Adafactor(_)
+                    if node.inputs.iter().any(|v| self.sharded[v.0 as usize]) =>
+                {
+                    self.sums_of_shards(t, graph, node)
                 }
                 _ => match folded(t, graph, node, constants) {
                     Some(known) => {
@@ -238,17 +253,27 @@ impl Reading {
         self.chunks.joined(t, node, &operands, (results, &types))
     }
 
-    /// The part of a rank in the statistics of what all ranks of a replica hold together: which part does not matter, as it is only
+    /// The part of a rank in the sums of what all ranks of a replica hold together: which part does not matter, as it is only
     /// ever summed, so the first rank has all.
-    fn statistics_of_shards(&mut self, t: &mut Terms, graph: &Graph, node: &Node) -> Vec<TermId> {
+    fn sums_of_shards(&mut self, t: &mut Terms, graph: &Graph, node: &Node) -> Vec<TermId> {
         let whole = self.results(t, graph, node, &HashMap::new());
+        // Moments and parameters are what they are on every rank.
+        let is_sum = |k: usize| match &node.op {
+            Op::Adafactor(Adafactor { part, .. }) => match part {
+                AdafactorPart::Sums => true,
+                AdafactorPart::Moments => k == 1,
+                AdafactorPart::Step => false,
+            },
+            _ => true,
+        };
         let rank = match self.ranks.shards {
             1 => t.constant_index(0),
             _ => t.atom(Atom::Var(self.ranks.of_shards())),
         };
         let rank = t.times(rank, -1);
         let first = t.index_not_negative(rank);
-        whole.into_iter().map(|term| t.mul(first, term)).collect()
+        let own = |(k, term): (usize, TermId)| if is_sum(k) { t.mul(first, term) } else { term };
+        whole.into_iter().enumerate().map(own).collect()
     }
 
     /// The element of a leaf: of each rank its own, if ranks differ.

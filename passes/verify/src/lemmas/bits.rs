@@ -38,7 +38,7 @@ pub(super) fn results(
     if moves(op, operands) {
         return exact(t, op, operands, types);
     }
-    if op.is_pointwise() {
+    if is_by_element(op) {
         return without_laws(t, op, operands, types, &axes);
     }
     let Some(combined) = combined(t, op, operands, &axes) else {
@@ -74,7 +74,7 @@ pub(super) fn without_laws(
     types: &[&TensorType],
     axes: &[Ix],
 ) -> Vec<TermId> {
-    if op.is_pointwise() {
+    if is_by_element(op) {
         let dtypes: Vec<DType> = operands.iter().map(|x| x.ty.dtype).collect();
         let elements: Vec<TermId> = operands.iter().map(|x| x.broadcast(t, axes)).collect();
         return vec![t.operation(op, &dtypes, &elements)];
@@ -85,6 +85,10 @@ pub(super) fn without_laws(
     };
     let typed: Vec<_> = operands.iter().map(|x| typed(t, x)).collect();
     types.iter().enumerate().map(|(k, ty)| t.opaque(op, k, &typed, ty)).collect()
+}
+
+fn is_by_element(op: &Op) -> bool {
+    op.is_pointwise() || matches!(op, Op::ScaledCast(_))
 }
 
 /// An operation that combines these elements. Where an operand is padded beside what is combined, it is one of the operand, and one of 0.

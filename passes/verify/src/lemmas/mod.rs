@@ -16,7 +16,7 @@ mod tests;
 use crate::index::{Ix, Kind, Var};
 use crate::integer::is_integer;
 use crate::term::{Algebra, Function, TermId, Terms};
-use frit_ir::ops::{BinaryFn, Embedding, Linear, PredicateFn, ReduceFn, UnaryFn};
+use frit_ir::ops::{BinaryFn, Embedding, Linear, PredicateFn, ReduceFn, ScaledCast, UnaryFn};
 use frit_ir::{DType, Op, Tensor, TensorType};
 use rustc_hash::{FxHashMap, FxHasher};
 use std::hash::{Hash, Hasher};
@@ -148,6 +148,20 @@ fn new_results(t: &mut Terms, op: &Op, operands: &[Operand], types: &[&TensorTyp
     exact.into_iter().zip(types).map(|(term, ty)| rounding::rounded(t, term, ty.dtype)).collect()
 }
 
+/// An element cast between two dtypes and multiplied by a factor, where that is rounded.
+pub(crate) fn scaled_cast(
+    t: &mut Terms,
+    x: TermId,
+    (from, to): (DType, DType),
+    factor: f64,
+) -> TermId {
+    if t.algebra == Algebra::Bits {
+        return t.operation(&Op::ScaledCast(ScaledCast { to, factor }), &[from], &[x]);
+    }
+    let scaled = t.scale(x, factor);
+    if t.algebra == Algebra::Rounded { rounded(t, scaled, to) } else { scaled }
+}
+
 /// Whether an operation says what gradients are.
 fn is_of_gradients(op: &Op) -> bool {
     matches!(op, Op::CustomGradient(_) | Op::Unary(UnaryFn::Detach))
@@ -220,6 +234,7 @@ fn exact(t: &mut Terms, op: &Op, operands: &[Operand], types: &[&TensorType]) ->
         Op::SoftmaxGrad(op) => one(reduce::softmax_grad(t, operands, op.axis, &axes)),
         Op::LogSoftmaxGrad(op) => one(reduce::log_softmax_grad(t, operands, op.axis, &axes)),
         Op::Attention(op) => attention::attention(t, op, operands, &axes),
+        Op::GradStats(op) => one(reduce::grad_stats(t, *op, operands, axes[0])),
         Op::Unscale(_) | Op::RoundStats => {
             let parts = layout::elements(t, &operands[0]);
             layout::opaque(t, op, &[parts, operands[1..].to_vec()].concat(), types)

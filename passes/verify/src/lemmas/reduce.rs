@@ -4,7 +4,9 @@ use super::layout::at_data;
 use super::{Operand, constant};
 use crate::index::{Ix, Var};
 use crate::term::{TermId, Terms};
-use frit_ir::ops::{CrossEntropy, CrossEntropyGrad, LayerNorm, MatMul, Reduce, ReduceFn, RmsNorm};
+use frit_ir::ops::{
+    CrossEntropy, CrossEntropyGrad, GradStats, LayerNorm, MatMul, Reduce, ReduceFn, RmsNorm,
+};
 use frit_ir::{DType, Shape, Tensor};
 
 pub(super) fn reduce(t: &mut Terms, x: &Operand, op: &Reduce) -> TermId {
@@ -82,6 +84,31 @@ pub(super) fn matmul(t: &mut Terms, op: &MatMul, operands: &[Operand], axes: &[I
     let right = b.broadcast(t, &[batch, &place(k, column, op.trans_b)].concat());
     let product = t.mul(left, right);
     t.sum_over(product, var.as_slice())
+}
+
+/// [elements that are not finite, Σ x²] of all operands, or instead of the sum its digits.
+pub(super) fn grad_stats(t: &mut Terms, op: GradStats, operands: &[Operand], axis: Ix) -> TermId {
+    let (mut bad, mut squares) = (vec![], vec![]);
+    for x in operands {
+        let indices: Vec<_> = x.sizes().iter().map(|n| t.fresh_index(*n)).collect();
+        let over: Vec<Var> = indices.iter().filter_map(|(var, _)| *var).collect();
+        let at: Vec<Ix> = indices.iter().map(|(_, ix)| *ix).collect();
+        let element = x.at(t, &at);
+        let counted = t.apply("is not finite", &[element]);
+        bad.push((t.sum_over(counted, &over), 1.0));
+        let square = t.power(element, 2.0);
+        squares.push((t.sum_over(square, &over), 1.0));
+    }
+    let (bad, mut squares) = (t.sum(&bad, 0.0), t.sum(&squares, 0.0));
+    if op.exact {
+        let place = t.index_term(axis);
+        squares = t.apply("digit", &[squares, place]);
+    }
+    let last = t.offset(axis, -1);
+    let first = t.times(axis, -1);
+    let (first, others) = (t.index_not_negative(first), t.index_not_negative(last));
+    let (bad, squares) = (t.mul(first, bad), t.mul(others, squares));
+    t.add(bad, squares)
 }
 
 /// The indices with another along an axis.

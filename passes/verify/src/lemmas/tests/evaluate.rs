@@ -226,6 +226,7 @@ impl<'a> Numbers<'a> {
                 bound(second).map_or(x, |high| x.min(high))
             }
             ("is_inf", &[x]) => f64::from(x.is_infinite()),
+            ("is not finite", &[x]) => f64::from(!x.is_finite()),
             ("to_integer", &[x]) if second == DType::U8 as u64 => f64::from(x as i64 as u8),
             ("to_integer", &[x]) if second == DType::I32 as u64 => f64::from(x as i64 as i32),
             ("float_of" | "of", &[x]) => x,
