@@ -15,9 +15,6 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// What stands for variables, sorted by variable.
-pub(crate) type Substitution = Rc<[(Var, Ix)]>;
-
 /// Names a term of [`Terms`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct TermId(pub(crate) u32);
@@ -155,7 +152,10 @@ pub(crate) struct Terms {
     /// Constants that are leaves, by their sizes.
     pub(crate) constants: FxHashMap<Vec<usize>, Vec<(Tensor, u32)>>,
     numbers: BTreeMap<u64, ()>,
-    pub(crate) substituted: FxHashMap<(TermId, Substitution), TermId>,
+    /// The numbers of substitutions.
+    pub(crate) substitutions: FxHashMap<Vec<(Var, Ix)>, u32>,
+    /// Terms after the substitution of a number.
+    pub(crate) substituted: FxHashMap<(TermId, u32), TermId>,
     /// Sums of terms over a variable.
     pub(crate) sums: FxHashMap<(TermId, Var), TermId>,
     /// Operations as functions without laws, with the dtypes of their operands.
