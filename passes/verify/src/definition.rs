@@ -7,10 +7,13 @@ use crate::part::Part;
 use crate::term::{Algebra, Definition, Number, Term, TermId, Terms};
 use frit_ir::{Op, TensorType};
 use rustc_hash::{FxHashMap, FxHashSet};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// A body that reads more constant places, such as each step of a recurrence, is a function of none of them.
-const CONSTANT_PLACES: usize = 4;
+/// So many constants, or indices that differ by constants, are arguments each.
+const FEW_PLACES: usize = 4;
+
+/// An index, and the variable that stands for it in a definition.
+type Place = (Ix, Var);
 
 /// Part of a variable that is split: a variable of its own, if it has more than one value, and that as an index.
 type Split = (Option<Var>, Ix);
@@ -213,11 +216,13 @@ impl Terms {
         if over.is_empty() && by != NAME {
             return body;
         }
-        let constants = self.constant_places(body) <= CONSTANT_PLACES;
-        let mut arguments =
-            Arguments { bound: &over, constants, places: vec![], seen: FxHashMap::default() };
+        // Variables for the moment have the names that they have in other definitions, so that what was made of these is found again.
+        let vars = self.vars_of(body).iter().chain(&over).filter(|v| v.kind == Kind::Fresh);
+        let used = vars.map(|v| v.number).max().unwrap_or(0);
+        let next_fresh = std::mem::replace(&mut self.next_fresh, used);
+        let mut arguments = Arguments { bound: &over, places: vec![], seen: FxHashMap::default() };
         let body = arguments.abstracted(self, body);
-        let mut places = arguments.places;
+        let (body, mut places) = self.joined(body, arguments.places);
         // That an index may be negative is told apart only where it makes a difference.
         let bounded = self.bounded(body);
         let mut positive = vec![];
@@ -249,8 +254,37 @@ impl Terms {
             let order = order.filter(|o| o.iter().enumerate().all(|(k, to)| o[*to] == k));
             self.symmetries.extend(order.filter(|_| same == named).map(|o| (definition, o)));
         }
+        self.next_fresh = next_fresh;
         let reduced = self.defined(definition, at);
         self.scale(reduced, factor)
+    }
+
+    /// A body and the places that its variables stand for. Of many that are the same index but for constants one is left, and of many
+    /// constants none: each step of a recurrence may read another element, or those beside what the step before reads.
+    fn joined(&mut self, body: TermId, places: Vec<Place>) -> (TermId, Vec<Place>) {
+        let mut alike: BTreeMap<_, Vec<(i64, Place)>> = BTreeMap::new();
+        for place in places {
+            let Affine { atoms, constant } = self.affine(place.0).clone();
+            alike.entry(atoms).or_default().push((constant, place));
+        }
+        let (mut pairs, mut places) = (vec![], vec![]);
+        for (atoms, mut group) in alike {
+            group.sort_unstable();
+            if group.len() <= FEW_PLACES {
+                places.extend(group.into_iter().map(|(_, place)| place));
+                continue;
+            }
+            let (least, first) = group[0];
+            let base = match atoms.is_empty() {
+                true => self.constant_index(least),
+                false => self.atom(Atom::Var(first.1)),
+            };
+            places.extend((!atoms.is_empty()).then_some(first));
+            for (constant, (_, var)) in group {
+                pairs.push((var, self.offset(base, constant - least)));
+            }
+        }
+        (self.substitute(body, pairs), places)
     }
 
     /// The body of a definition whose variables are named in this order, the extents of those that are bound, and the places that the
@@ -275,13 +309,6 @@ impl Terms {
             pairs.push((var, self.atom(Atom::Var(name))));
         }
         (self.substitute(body, pairs), bound, at)
-    }
-
-    /// How many constant indices a term has.
-    fn constant_places(&self, body: TermId) -> usize {
-        let is_place =
-            |part: &Part| matches!(part, Part::Index(ix) if self.affine(*ix).atoms.is_empty());
-        self.parts_within(Part::Term(body), |_| true).into_iter().filter(is_place).count()
     }
 
     /// The variables whose range makes a difference: of what is divided, or is a bound.
@@ -343,10 +370,7 @@ impl Terms {
 /// definition does not depend on where its elements are.
 struct Arguments<'a> {
     bound: &'a [Var],
-    /// Whether an index that is a constant becomes one, too.
-    constants: bool,
-    /// Each such index, and the variable that stands for it.
-    places: Vec<(Ix, Var)>,
+    places: Vec<Place>,
     seen: FxHashMap<TermId, TermId>,
 }
 
@@ -375,22 +399,27 @@ impl Arguments<'_> {
             }
             Term::Sum(parts, constant) => {
                 let parts: Vec<(TermId, f64)> =
-                    parts.iter().map(|(p, f)| (self.abstracted(t, *p), f.value())).collect();
+                    parts.iter().map(|(p, f)| (self.part(t, *p), f.value())).collect();
                 t.sum(&parts, constant.value())
             }
             Term::Product(factors) => {
                 let factors: Vec<(TermId, f64)> =
-                    factors.iter().map(|(p, e)| (self.abstracted(t, *p), e.value())).collect();
+                    factors.iter().map(|(p, e)| (self.part(t, *p), e.value())).collect();
                 t.product(&factors)
             }
             Term::Apply(function, operands) => {
-                let operands: Vec<TermId> =
-                    operands.iter().map(|p| self.abstracted(t, *p)).collect();
+                let operands: Vec<TermId> = operands.iter().map(|p| self.part(t, *p)).collect();
                 t.applied(function, &operands)
             }
         };
         self.seen.insert(id, result);
         result
+    }
+
+    /// A part of the body, by its name if it has one.
+    fn part(&mut self, t: &mut Terms, id: TermId) -> TermId {
+        let id = t.within_definition(id);
+        self.abstracted(t, id)
     }
 
     fn index(&mut self, t: &mut Terms, ix: Ix) -> Ix {
@@ -401,7 +430,7 @@ impl Arguments<'_> {
             let depends = t.vars_of_index(alone).iter().any(|v| self.bound.contains(v));
             if depends { &mut rest } else { &mut free.atoms }.push((atom, factor));
         }
-        let mut sum = match free.atoms.is_empty() && !(rest.is_empty() && self.constants) {
+        let mut sum = match free.atoms.is_empty() && !rest.is_empty() {
             true => t.constant_index(constant),
             false => {
                 let free = t.affine_sum(free);

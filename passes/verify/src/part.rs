@@ -54,11 +54,20 @@ impl Terms {
 
     fn vars_in(&self, parts: Vec<(Part, u64)>) -> Rc<[Var]> {
         let mut vars: Vec<Var> = vec![];
+        // Parts often have the list of those before them, which may be long.
+        let mut last = None;
         for (part, _) in parts {
-            match part {
-                Part::Term(id) => vars.extend(self.vars_of(id).iter()),
-                Part::Index(ix) => vars.extend(self.vars_of_index(ix).iter()),
-                Part::Var(var) => vars.push(var),
+            let list = match part {
+                Part::Term(id) => self.vars_of(id),
+                Part::Index(ix) => self.vars_of_index(ix),
+                Part::Var(var) => {
+                    vars.push(var);
+                    continue;
+                }
+            };
+            if last.is_none_or(|last| !Rc::ptr_eq(last, list)) {
+                vars.extend(list.iter());
+                last = Some(list);
             }
         }
         vars.sort_unstable();

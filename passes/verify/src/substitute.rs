@@ -2,7 +2,29 @@
 
 use crate::index::{Affine, Atom, Ix, Kind, Var};
 use crate::operation::OPERATION;
-use crate::term::{Function, Substitution, Term, TermId, Terms};
+use crate::term::{Function, Term, TermId, Terms};
+
+/// What stands for variables, sorted by variable.
+pub(crate) struct Substitution {
+    /// Equal pairs have the same, which is found at once however many they are.
+    number: u32,
+    pairs: Vec<(Var, Ix)>,
+}
+
+impl Substitution {
+    fn of(&self, var: Var) -> Option<Ix> {
+        let found = self.pairs.binary_search_by_key(&var, |(v, _)| *v).ok()?;
+        Some(self.pairs[found].1)
+    }
+
+    /// Whether something stands for one of these variables.
+    fn replaces(&self, vars: &[Var]) -> bool {
+        match vars.len() < self.pairs.len() {
+            true => vars.iter().any(|v| self.of(*v).is_some()),
+            false => self.pairs.iter().any(|(v, _)| vars.binary_search(v).is_ok()),
+        }
+    }
+}
 
 impl Terms {
     /// The element at these indices of a value that is given as a term over its axes, of these sizes.
@@ -17,26 +39,30 @@ impl Terms {
     }
 
     pub(crate) fn substitute(&mut self, term: TermId, pairs: Vec<(Var, Ix)>) -> TermId {
+        let vars = self.vars_of(term);
         let mut pairs: Vec<(Var, Ix)> = pairs
             .into_iter()
             .filter(|(var, ix)| {
                 let same = Affine { atoms: vec![(Atom::Var(*var), 1)], constant: 0 };
-                *self.affine(*ix) != same
+                vars.binary_search(var).is_ok() && *self.affine(*ix) != same
             })
             .collect();
+        if pairs.is_empty() {
+            return term;
+        }
         pairs.sort_unstable();
-        self.substituted_term(term, &pairs.into())
+        let next = self.substitutions.len() as u32;
+        let number = *self.substitutions.entry(pairs.clone()).or_insert(next);
+        self.substituted_term(term, &Substitution { number, pairs })
     }
 
     fn substituted_term(&mut self, id: TermId, by: &Substitution) -> TermId {
-        let vars = self.vars_of(id);
-        if !by.iter().any(|(v, _)| vars.binary_search(v).is_ok()) {
-            return id;
-        }
-        if let Some(found) =
-            self.exhausted().or_else(|| self.substituted.get(&(id, by.clone())).copied())
-        {
+        let found = self.exhausted().or(self.substituted.get(&(id, by.number)).copied());
+        if let Some(found) = found {
             return found;
+        }
+        if !by.replaces(self.vars_of(id)) {
+            return id;
         }
         let result = match self.get(id).clone() {
             Term::Number(_) => id,
@@ -74,7 +100,7 @@ impl Terms {
                 self.applied(function, &operands)
             }
         };
-        self.substituted.insert((id, by.clone()), result);
+        self.substituted.insert((id, by.number), result);
         result
     }
 
@@ -93,18 +119,14 @@ impl Terms {
     }
 
     pub(crate) fn substituted_index(&mut self, ix: Ix, by: &Substitution) -> Ix {
-        let vars = self.vars_of_index(ix);
-        if !by.iter().any(|(v, _)| vars.binary_search(v).is_ok()) {
+        if !by.replaces(self.vars_of_index(ix)) {
             return ix;
         }
         let Affine { atoms, constant } = self.affine(ix).clone();
         let mut sum = self.constant_index(constant);
         for (atom, factor) in atoms {
             let atom = match atom {
-                Atom::Var(var) => by
-                    .iter()
-                    .find(|(v, _)| *v == var)
-                    .map_or_else(|| self.atom(atom), |(_, ix)| *ix),
+                Atom::Var(var) => by.of(var).unwrap_or_else(|| self.atom(atom)),
                 Atom::Div(of, n) => {
                     let of = self.substituted_index(of, by);
                     self.div(of, n)

@@ -15,9 +15,6 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// What stands for variables, sorted by variable.
-pub(crate) type Substitution = Rc<[(Var, Ix)]>;
-
 /// Names a term of [`Terms`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct TermId(pub(crate) u32);
@@ -133,8 +130,8 @@ pub(crate) struct Terms {
     term_ids: FxHashMap<Term, TermId>,
     /// A hash of each term that does not depend on the names of variables.
     shapes: Vec<u64>,
-    /// How many parts a term is made of; none if these are bounds or indices.
-    sizes: Vec<Option<u32>>,
+    /// How many parts a term is made of, and whether these are bounds or indices.
+    sizes: Vec<(u32, bool)>,
     kinds: Vec<Kind>,
     truths: Vec<Truths>,
     vars: Vec<Rc<[Var]>>,
@@ -155,7 +152,10 @@ pub(crate) struct Terms {
     /// Constants that are leaves, by their sizes.
     pub(crate) constants: FxHashMap<Vec<usize>, Vec<(Tensor, u32)>>,
     numbers: BTreeMap<u64, ()>,
-    pub(crate) substituted: FxHashMap<(TermId, Substitution), TermId>,
+    /// The numbers of substitutions.
+    pub(crate) substitutions: FxHashMap<Vec<(Var, Ix)>, u32>,
+    /// Terms after the substitution of a number.
+    pub(crate) substituted: FxHashMap<(TermId, u32), TermId>,
     /// Sums of terms over a variable.
     pub(crate) sums: FxHashMap<(TermId, Var), TermId>,
     /// Operations as functions without laws, with the dtypes of their operands.
@@ -269,7 +269,13 @@ impl Terms {
 
     /// How many parts a term is made of; none if these are bounds or indices.
     pub(crate) fn size_of(&self, id: TermId) -> Option<u32> {
-        self.sizes[id.0 as usize]
+        let (size, has_indices) = self.sizes[id.0 as usize];
+        (!has_indices).then_some(size)
+    }
+
+    /// The same whatever these are; an operation that has a name in definitions is one part.
+    pub(crate) fn parts_of(&self, id: TermId) -> u32 {
+        self.sizes[id.0 as usize].0
     }
 
     pub(crate) fn kind(&self, id: TermId) -> Kind {
@@ -322,8 +328,8 @@ impl Terms {
         let vars = self.vars_in_term(&term);
         let vars = self.shared(vars);
         let size = match &term {
-            Term::Index(_) | Term::NotNegative(_) => None,
-            Term::Number(_) | Term::Leaf(..) | Term::Defined(..) => Some(1),
+            Term::Index(_) | Term::NotNegative(_) => (1, true),
+            Term::Number(_) | Term::Leaf(..) | Term::Defined(..) => (1, false),
             Term::Sum(parts, _) | Term::Product(parts) => self.total(parts.iter().map(|p| p.0)),
             Term::Apply(_, operands) => self.total(operands.iter().copied()),
         };
@@ -348,9 +354,12 @@ impl Terms {
         vars
     }
 
-    /// How many parts terms are made of.
-    fn total(&self, terms: impl Iterator<Item = TermId>) -> Option<u32> {
-        terms.map(|t| self.size_of(t)).try_fold(1_u32, |all, size| Some(all.saturating_add(size?)))
+    /// How many parts terms are made of, and whether these are bounds or indices.
+    fn total(&self, terms: impl Iterator<Item = TermId>) -> (u32, bool) {
+        terms.fold((1, false), |(all, has), t| {
+            let (size, is) = self.sizes[t.0 as usize];
+            (all.saturating_add(if self.has_name(t) { 1 } else { size }), has || is)
+        })
     }
 
     pub(crate) fn define(&mut self, definition: Definition) -> u32 {
