@@ -2,7 +2,8 @@
 //!
 //! The trace begins on the graph that is imported here. What a pass must keep is proved by `frit_verify`, which shares no code with the
 //! passes; none of them runs but those that are part of what a model means. The plan must then be, byte for byte but for
-//! machine code, what the last graph is lowered to; that lowering is covered by the proof of the plan (`frit_passes::verify_plan`).
+//! machine code, what the last graph is lowered to; that lowering is covered by the proof of the plan (`frit_passes::verify_plan`), and its
+//! tasks are read as a graph that is compared with the last one (`frit_verify::Tasks`).
 
 mod compared;
 mod summary;
@@ -202,7 +203,11 @@ pub fn certify(
         let all: Vec<&Step> = training.done.iter().chain(evaluation).collect();
         let mut found = catch_unwind(AssertUnwindSafe(|| checked(&all, Some(tasks))))
             .map_err(|_| another_trace("a check does not end on its graphs"))?;
-        let lowered = found.split_off(all.len()).into_iter().map(|f| f.pass);
+        // What is not shown of lowering is covered by the proof of the plan, and by lowering that runs again.
+        let lowered = found.split_off(all.len()).into_iter().map(|f| match f.pass.verdict {
+            Verdict::NotShown => Checked { verdict: Verdict::Assumed, ..f.pass },
+            _ => f.pass,
+        });
         let evaluation = found.split_off(training.done.len()).into_iter().map(|f| f.pass);
         let outputs = kept(&training.checker.before, &found, training.checker.ranks.number());
         let mut passes: Vec<Checked> = found.into_iter().map(|f| f.pass).collect();

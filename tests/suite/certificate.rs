@@ -3,7 +3,7 @@
 use crate::pairs::rows;
 use crate::simulate::frit;
 use crate::support::{file, plan};
-use frit::certificate::{Certificate, Checker, Plans, Verdict, certify, edited};
+use frit::certificate::{Certificate, Checked, Checker, Plans, Verdict, certify, edited};
 use frit::compilation::{Compiled, Observer, Request, compile, imported};
 use frit::config::Config;
 use frit::plan_dir;
@@ -48,14 +48,25 @@ fn certified(request: &Request, config: &Config) -> Certificate {
     found
 }
 
-/// The passes of which nothing is known, with what is not known.
+/// The passes of which nothing is known, with what is not known; `lower` if tasks are not shown to compute the last graph.
 fn open(model: &str, batch: usize, settings: &[&str]) -> Vec<String> {
     let (request, config) = configured(model, batch, settings);
     let found = certified(&request, &config);
     assert!(found.passes.iter().any(|p| p.verdict == Verdict::AsStated), "{model}");
     assert!(!found.evaluation.is_empty(), "{model}");
-    let open = found.open().into_iter();
+    let rows = found.passes.iter().chain(&found.evaluation);
+    assert_eq!(rows.clone().filter(|p| p.pass == "lower").count(), 2, "{model}");
+    let is_open = |p: &&Checked| {
+        p.verdict == Verdict::NotShown || p.pass == "lower" && p.verdict == Verdict::Assumed
+    };
+    let open = rows.filter(is_open);
     open.map(|p| format!("{}: {}", p.pass, p.differences.join("; "))).collect()
+}
+
+/// What is open but for the row `lower`.
+fn open_passes(model: &str, batch: usize, settings: &[&str]) -> Vec<String> {
+    let open = open(model, batch, settings).into_iter();
+    open.filter(|row| !row.starts_with("lower: ")).collect()
 }
 
 /// Model, batch of a rank, loss.
@@ -86,7 +97,12 @@ fn models_are_certified() {
             &["sharding.ranks=4", "precision.compute=bf16", "run.accumulation=2"],
         ] {
             let settings = [&[loss], more].concat();
-            assert_eq!(open(&model, batch, &settings), Vec::<String>::new(), "{model} {more:?}");
+            // Not shown: its gradients are joined from parts, of which the normal form depends on the rows.
+            let open = match model.contains("gru") {
+                true => open_passes(&model, batch, &settings),
+                false => open(&model, batch, &settings),
+            };
+            assert_eq!(open, Vec::<String>::new(), "{model} {more:?}");
         }
     }
 }
@@ -124,7 +140,11 @@ fn every_pair_of_settings_is_certified() {
     ];
     for row in rows(&factors, |_| true) {
         let settings: Vec<&str> = row.iter().zip(&factors).map(|(level, f)| f[*level]).collect();
-        let found = open("tests/museum/models/lm.json", 2, &settings);
+        // Of a loss in chunks, tasks are not shown.
+        let found = match settings.contains(&"memory.loss_chunks=1") {
+            true => open("tests/museum/models/lm.json", 2, &settings),
+            false => open_passes("tests/museum/models/lm.json", 2, &settings),
+        };
         assert_eq!(found, Vec::<String>::new(), "{settings:?}");
     }
 }

@@ -11,7 +11,7 @@ struct Part {
     sources: &'static [&'static str],
 }
 
-const PARTS: [Part; 8] = [
+const PARTS: [Part; 9] = [
     Part {
         trusted_for: "terms, indices, their normal form; which outputs are compared",
         sources: &[
@@ -45,6 +45,7 @@ const PARTS: [Part; 8] = [
         trusted_for: "what a loss, an update and a reproducible step are",
         sources: &["passes/verify/src/step"],
     },
+    Part { trusted_for: "what the tasks of a plan compute", sources: &["passes/verify/src/tasks"] },
     Part {
         trusted_for: "which pass must keep what, and what a configuration asks for",
         sources: &[

@@ -358,9 +358,20 @@ impl Machine<'_> {
         if (from, piece.numel) == (0, numel) {
             return self.reshaped(value, shape);
         }
-        let flat = self.reshaped(value, &Shape::from([numel]))?;
-        let slice = Slice { start: vec![from], size: vec![piece.numel], step: vec![1] };
-        let part = self.add(Op::Slice(slice), &[flat])?[0];
+        // As rows of the shape, if it is of whole rows.
+        let row = shape.dims().get(1..).unwrap_or(&[]);
+        let size: usize = row.iter().product();
+        let is_of_rows = |n: usize| size > 0 && n.is_multiple_of(size);
+        let (row, size) = match [from, piece.numel, numel].into_iter().all(is_of_rows) {
+            true => (row, size),
+            false => (&[][..], 1),
+        };
+        let rows = |n: usize| [&[n / size], row].concat();
+        let all = self.reshaped(value, &Shape::from(&rows(numel)[..]))?;
+        let mut start = vec![0; row.len() + 1];
+        start[0] = from / size;
+        let slice = Slice { start, size: rows(piece.numel), step: vec![1; row.len() + 1] };
+        let part = self.add(Op::Slice(slice), &[all])?[0];
         self.reshaped(part, shape)
     }
 
