@@ -190,7 +190,8 @@ pub fn certify(
                 });
             let of = |again: &(Again, Option<Again>)| computed(plans, training, evaluation, again);
             // The checks wait for this, whatever it is.
-            let _ = tasks.set(again.as_ref().map(of).unwrap_or_default());
+            let steps = || on_large_stack(|| again.as_ref().map(of).unwrap_or_default());
+            let _ = tasks.set(catch_unwind(AssertUnwindSafe(steps)).unwrap_or_default());
             let (plan, other) = again?;
             Ok::<_, Report>(edited(plans, &plan.plan, other.as_ref().map(|other| &other.plan)))
         });
@@ -234,7 +235,7 @@ fn computed(
     let of = |passes: &Passes, plan: &Plan, again: &Again, trained: Option<&Plan>| {
         let graph = &passes.checker.before;
         let made = catch_unwind(AssertUnwindSafe(|| {
-            Tasks::new(plan, graph, &again.constants, trained)
+            Tasks::new(plan, graph, &again.constants, (passes.checker.ranks, trained))
                 .map_err(|unstated| format!("{} ({})", unstated.reason, unstated.origin))
         }));
         let made = made.unwrap_or_else(|_| Err("the tasks are none of a plan".into()));

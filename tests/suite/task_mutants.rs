@@ -42,8 +42,8 @@ impl Subject {
 
     /// Whether tasks are shown to compute the graph, but for the order of sums.
     fn holds(&self, comparer: &mut Comparer, plan: &Plan) -> Result<(), String> {
-        let tasks =
-            Tasks::new(plan, &self.graph, &self.by_name, None).map_err(|e| e.to_string())?;
+        let tasks = Tasks::new(plan, &self.graph, &self.by_name, (self.ranks, None))
+            .map_err(|e| e.to_string())?;
         let found = comparer.compare(&tasks.expected, &tasks.computed, self.ranks);
         found.first().map_or(Ok(()), |first| Err(format!("{}: {}", first.output, first.what)))
     }

@@ -9,7 +9,7 @@ use super::{Machine, Stated, refused};
 use frit_ir::ops::{
     Adafactor, AdafactorPart, BinaryFn, Concat, Constant, Expand, OptimizerKind, Reshape, Slice,
 };
-use frit_ir::plan::Segment;
+use frit_ir::plan::{GroupId, Segment};
 use frit_ir::{DType, Graph, Node, Op, Shape, Tensor, TensorType, ValueId};
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
@@ -23,7 +23,7 @@ enum Operand {
     /// An element of a table: the number of a parameter group, or of a parameter.
     Row(Table, usize),
     /// The value of each parameter group, by the element of the flat tensor at which it begins.
-    ByGroup(Rc<Vec<(usize, ValueId)>>),
+    ByGroup(Option<GroupId>, Rc<Vec<(usize, ValueId)>>),
 }
 
 impl Machine<'_> {
@@ -86,7 +86,7 @@ impl Machine<'_> {
         if let Op::GradStats(_) = &node.op {
             return self.statistics(node, &operands);
         }
-        let flats = operands.iter().any(|x| matches!(x, Operand::Flat(_) | Operand::ByGroup(_)));
+        let flats = operands.iter().any(|x| matches!(x, Operand::Flat(_) | Operand::ByGroup(..)));
         if flats && ty.shape.rank() == 1 && self.is_by_element(&node.op, ty, &operands) {
             return self.by_element(&node.op, node.outputs.len(), operands);
         }
@@ -115,7 +115,7 @@ impl Machine<'_> {
             && operands.iter().all(|operand| match operand {
                 Operand::Flat(flat) => flat.numel == numel * flat.shards,
                 Operand::One(value) => self.numel(*value) == 1 && numel > 1,
-                Operand::ByGroup(_) => true,
+                Operand::ByGroup(..) => true,
                 Operand::Table(..) | Operand::Row(..) => false,
             })
     }
@@ -161,7 +161,15 @@ impl Machine<'_> {
                         (Operand::Flat(flat), Some(pieces)) => {
                             self.piece(pieces[k], flat.dtype, &shape)?
                         }
-                        (Operand::ByGroup(values), _) => of_group(values, begin..end)?,
+                        (Operand::ByGroup(group, values), _) => {
+                            let own = group.map(|group| &self.plan.groups[group]);
+                            if own.is_some_and(|g| {
+                                (g.numel, g.shards()) != (first.numel, first.shards)
+                            }) {
+                                return Err(refused("parameter groups are of another group"));
+                            }
+                            of_group(values, begin..end)?
+                        }
                         (Operand::One(value), _) => *value,
                         _ => return Err(refused("a table is an operand")),
                     });
@@ -198,10 +206,13 @@ impl Machine<'_> {
 
     /// (value, row, value …): what each parameter group has.
     fn by_group(&mut self, operands: &[Operand]) -> Stated<Operand> {
-        let (mut begins, mut values) = (vec![0], vec![]);
+        let (mut begins, mut values, mut of) = (vec![0], vec![], None);
         for operand in operands {
             match operand {
                 Operand::Row(Table::ParamGroups(group), row) => {
+                    if of.replace(*group).is_some_and(|other| other != *group) {
+                        return Err(refused("parameter groups are of two groups"));
+                    }
                     let groups = &self.plan.groups[*group].param_groups;
                     let group = groups.get(row + 1);
                     begins.push(group.ok_or_else(|| refused("no such parameter group"))?.offset);
@@ -217,7 +228,7 @@ impl Machine<'_> {
         if begins.len() != values.len() || !begins.is_sorted() {
             return Err(refused("parameter groups have other values"));
         }
-        Ok(Operand::ByGroup(Rc::new(begins.into_iter().zip(values).collect())))
+        Ok(Operand::ByGroup(of, Rc::new(begins.into_iter().zip(values).collect())))
     }
 
     /// Statistics of gradients: of each parameter's, or of each piece of other tensors.
@@ -239,7 +250,8 @@ impl Machine<'_> {
                     let has = |s: &Segment| s.offset <= piece.begin && end <= s.offset + s.numel;
                     piece.what == What::Zero || group.segments.iter().any(has)
                 };
-                if group.numel != flat.numel || !flat.pieces.iter().all(is_inside) {
+                let alike = (group.numel, group.shards()) == (flat.numel, flat.shards);
+                if !alike || !flat.pieces.iter().all(is_inside) {
                     return Err(refused("gradients are of another group, or not padded by zeros"));
                 }
                 for segment in group.segments.iter().filter(|s| s.numel > 0) {
@@ -274,7 +286,8 @@ impl Machine<'_> {
         for (k, operand) in operands.iter().enumerate().skip(1) {
             inputs.push(match operand {
                 Operand::Flat(flat) if of_parameter.contains(&k) => {
-                    if flat.numel != self.plan.groups[*group].numel {
+                    let own = &self.plan.groups[*group];
+                    if (flat.numel, flat.shards) != (own.numel, own.shards()) {
                         return Err(refused("a parameter is of another group"));
                     }
                     self.segment(flat, segment.offset, &Shape::from([segment.numel]))?
@@ -415,13 +428,12 @@ fn of_group(values: &[(usize, ValueId)], elements: std::ops::Range<usize>) -> St
     }
 }
 
-/// Whether an operation makes zeros of zeros, whatever its other operands are: of all but the first `flats` operands.
+/// Whether an operation makes zeros if its `flats` flat operands are zeros, and the others finite numbers.
 fn keeps_zero(op: &Op, flats: usize, operands: usize) -> bool {
     match op {
         Op::Cast(_) | Op::ScaledCast(_) | Op::OptimizerStep(_) | Op::EmaStep => true,
         Op::MuonMomentum(_) | Op::MuonStep(_) | Op::TreeSum => true,
-        Op::Binary(BinaryFn::Mul) => true,
-        Op::Binary(BinaryFn::Add | BinaryFn::Sub) => flats == operands,
+        Op::Binary(BinaryFn::Mul | BinaryFn::Add | BinaryFn::Sub) => flats == operands,
         _ => false,
     }
 }

@@ -5,6 +5,7 @@ use crate::unstated::Unstated;
 use frit_ir::plan::{Arena, Buffer, BufferId, Place, Plan};
 use frit_ir::{DType, Origin, ValueId};
 use rangemap::RangeMap;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -47,6 +48,8 @@ pub(super) struct Memory<'a> {
     begun: Option<usize>,
     /// What these phases read of earlier writes.
     live_in: Vec<(usize, Range<usize>, Written)>,
+    /// The buffers that are read outside of them.
+    read: BTreeSet<BufferId>,
     /// What the bytes of leaves hold that no task may replace.
     fixed: Vec<(BufferId, Written)>,
 }
@@ -63,6 +66,7 @@ impl<'a> Memory<'a> {
             held: vec![],
             begun: None,
             live_in: vec![],
+            read: BTreeSet::new(),
             fixed: vec![],
         }
     }
@@ -161,6 +165,9 @@ impl<'a> Memory<'a> {
             let name = &self.plan.buffers[buffer].name;
             return Err(refuse(format!("bytes of `{name}` are read that nothing wrote")));
         }
+        if self.begun.is_none() {
+            self.read.insert(buffer);
+        }
         if let Some(begun) = self.begun {
             let earlier = found.iter().filter(|(_, written)| written.held < begun);
             self.live_in.extend(earlier.map(|(range, written)| (map, range.clone(), *written)));
@@ -212,9 +219,13 @@ impl<'a> Memory<'a> {
         Ok(Content::Flat(Rc::new(Flat { dtype, numel, shards: 1, pieces, gradients })))
     }
 
-    /// Begins a phase that repeats.
-    pub(super) fn begin_repeated(&mut self) {
+    /// Begins a phase that repeats. What ran before it, once, has read nothing that is another at each repetition.
+    pub(super) fn begin_repeated(&mut self, changing: &[BufferId]) -> Result<(), Unstated> {
+        if self.read.iter().any(|buffer| changing.contains(buffer)) {
+            return Err(refuse("what is another in each micro-step is read before them".into()));
+        }
         self.begun = Some(self.held.len());
+        Ok(())
     }
 
     /// Ends it: what it read of earlier writes must still be there, but in the buffers of leaves, which say what becomes of them.

@@ -14,10 +14,11 @@ mod memory;
 mod outputs;
 mod rules;
 
+use crate::reading::Ranks;
 use crate::unstated::Unstated;
 use flat::{Flat, What};
 use frit_ir::ops::{AllGather, AllReduce, ReduceScatter, StateName};
-use frit_ir::plan::{Action, BufferId, GroupId, PhaseName, Place, Plan, Task};
+use frit_ir::plan::{Action, BufferId, Group, GroupId, PhaseName, Place, Plan, Task};
 use frit_ir::{Graph, Op, Origin, Region, Shape, Tensor, ValueId};
 use memory::{Content, Memory};
 use std::collections::HashMap;
@@ -39,7 +40,7 @@ pub struct Tasks {
 }
 
 impl Tasks {
-    /// Of the plan that a graph is lowered to. `constants` are the values of the plan's constants by name; `trained` is the training plan
+    /// Of the plan that a graph is lowered to, for these ranks. `constants` are the values of the plan's constants by name; `trained` is the training plan
     /// beside an evaluation.
     ///
     /// # Errors
@@ -48,8 +49,15 @@ impl Tasks {
         plan: &Plan,
         graph: &Graph,
         constants: &HashMap<String, Tensor>,
-        trained: Option<&Plan>,
+        (ranks, trained): (Ranks, Option<&Plan>),
     ) -> Result<Tasks, Unstated> {
+        let is_of = |group: &Group| {
+            let shards = if group.sharded { ranks.shards } else { 1 };
+            group.shards() == shards && group.shard_numel * shards == group.numel
+        };
+        if plan.world_size != ranks.number() || !plan.groups.iter().all(is_of) {
+            return Err(refused("the plan is one of other ranks"));
+        }
         let mut machine = Machine::new(plan, graph, constants, trained)?;
         machine.run()?;
         machine.outputs(graph)
@@ -104,7 +112,11 @@ impl<'a> Machine<'a> {
         for phase in &plan.phases {
             let repeats = phase.name == PhaseName::MicroStep;
             if repeats {
-                self.memory.begin_repeated();
+                let within =
+                    |leaf: &&Leaf| leaf.state.as_ref().is_some_and(|s| !s.is_per_element());
+                let within = self.leaves.iter().filter(within).map(|leaf| leaf.place.buffer);
+                let changing: Vec<BufferId> = within.chain(self.fed.iter().copied()).collect();
+                self.memory.begin_repeated(&changing)?;
             }
             for task in phase.tasks().map(|i| &plan.tasks[i]) {
                 let of_update = matches!(phase.name, PhaseName::Reduce | PhaseName::Update);

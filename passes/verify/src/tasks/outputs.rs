@@ -155,6 +155,9 @@ impl Machine<'_> {
     pub(super) fn segment(&mut self, flat: &Flat, begin: usize, shape: &Shape) -> Stated<ValueId> {
         let numel = shape.numel();
         let end = begin + numel;
+        if end > flat.numel {
+            return Err(refused("a tensor ends within a parameter"));
+        }
         let inside = flat.pieces.iter().filter(|p| p.begin < end && begin < p.begin + p.numel);
         let pieces = inside.map(|piece| {
             let (from, to) = (piece.begin.max(begin), (piece.begin + piece.numel).min(end));
