@@ -415,10 +415,10 @@ fn the_page_says_which_outputs_are_equal_bit_for_bit() {
           model: models/gpt2/model.onnx (sha256 a18984723900011195abbc4d9af011f5188bb37e80ff9146e6023cbc7724ac3c)
           12 passes changed nothing
           equal bit for bit: canonicalize, recompute
-          equal but for f32 rounding, such as the order of sums: raise, fuse
+          equal but for f32 rounding, such as the order of sums: raise, fuse, lower
           as stated: loss, differentiate, update, shard
           evaluation: 9 passes changed nothing
-          evaluation: equal bit for bit: canonicalize, fuse
+          evaluation: equal bit for bit: canonicalize, fuse, lower
           evaluation: equal but for f32 rounding, such as the order of sums: raise
           evaluation: as stated: shard
           evaluation: assumed: evaluate
@@ -438,8 +438,9 @@ fn the_page_says_which_outputs_are_equal_bit_for_bit() {
           equal but for f32 rounding, such as the order of sums: raise, chunk_loss, fuse
           equal but for rounding: autocast
           as stated: loss, differentiate, update, shard
+          assumed: lower
           evaluation: 7 passes changed nothing
-          evaluation: equal bit for bit: canonicalize, simplify
+          evaluation: equal bit for bit: canonicalize, simplify, lower
           evaluation: equal bit for bit but for 16-bit values that regions keep in f32: fuse
           evaluation: equal but for f32 rounding, such as the order of sums: raise
           evaluation: equal but for rounding: autocast
