@@ -60,7 +60,7 @@ const PARTS: [Part; 9] = [
         sources: &["passes/src/verify_plan"],
     },
     Part {
-        trusted_for: "what that step is: the last graph, cut into kernels",
+        trusted_for: "what that step is, where its tasks are not shown to compute the last graph",
         sources: &["passes/src/lower"],
     },
 ];
