@@ -388,8 +388,8 @@ fn adapter(config: &Config) -> Result<Lora, Diagnostic> {
     }
     // The default lets everything train, which an adapter replaces.
     let trainable = adapter::trainable(&config.params.trainable);
-    let targets = a.targets.clone();
-    Ok(Lora { rank: a.rank, alpha: a.alpha, dropout: a.dropout, targets, trainable })
+    let (targets, frozen) = (a.targets.clone(), config.params.frozen.clone());
+    Ok(Lora { rank: a.rank, alpha: a.alpha, dropout: a.dropout, targets, trainable, frozen })
 }
 
 fn documents(config: &Config) -> Result<Documents, Diagnostic> {

@@ -5,10 +5,7 @@
 //! is frozen, unless a pattern says that it trains too. Source: Hu et al. 2021 (LoRA); names and initial values are those of PEFT.
 
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
-use frit_ir::ops::{
-    BinaryFn, Cast, Constant, Init, MatMul, Param, ParamKind, RandomMask, State, StateName,
-    random::state_type,
-};
+use frit_ir::ops::{BinaryFn, Cast, Constant, Init, MatMul, Param, ParamKind, RandomMask, random};
 use frit_ir::{
     Code, DType, Diagnostic, Graph, GraphError, NodeId, Op, Origin, Region, Shape, Tensor,
     TensorType, ValueId, nearest, pattern,
@@ -39,6 +36,8 @@ pub struct Lora {
     pub targets: Vec<String>,
     /// Patterns of parameters that train as well.
     pub trainable: Vec<String>,
+    /// Patterns of parameters that do not train, matrices of adapters among them.
+    pub frozen: Vec<String>,
 }
 
 /// The adapter of one weight.
@@ -89,8 +88,7 @@ impl Pass for Lora {
             let scale = self.alpha / self.rank as f64;
             let origin = graph.def(*weight).origin.by(INFO.name);
             let mut b = Builder { graph, origin };
-            let matrices =
-                b.matrices(&param, uses[0].out_first, self.rank).map_err(bug(INFO.name))?;
+            let matrices = b.matrices(&param, uses[0].out_first, self).map_err(bug(INFO.name))?;
             for user in uses {
                 let (y, sum) =
                     b.adapt(user, matrices, scale, self.dropout).map_err(bug(INFO.name))?;
@@ -133,8 +131,8 @@ impl Lora {
             }
         }
         if let Some(target) = self.targets.iter().find(|target| !covered.contains(target)) {
-            let fitting = graph.params().filter(|(v, _)| uses(graph, &users, *v).is_some());
-            let advice = nearest::advice(target, fitting.map(|(_, p)| module(&p.name)));
+            let fitting = || graph.params().filter(|(v, _)| uses(graph, &users, *v).is_some());
+            let advice = nearest::advice(target, fitting().map(|(_, p)| module(&p.name)));
             let message = match unfit.get(target) {
                 Some(name) => format!(
                     "`{target}` in adapter.targets is `{name}`, whose weight is not only the right operand of matmuls"
@@ -142,9 +140,23 @@ impl Lora {
                 None => format!("`{target}` in adapter.targets matches no module with a weight"),
             };
             let below = format!("**.{target}");
-            let is_below = graph.params().any(|(_, p)| pattern::matches(&below, module(&p.name)));
+            let mut modules = fitting().map(|(_, p)| module(&p.name));
+            let is_below = modules.any(|name| pattern::matches(&below, name));
             let advice = if is_below { format!("write `{below}`") } else { advice };
             return Err(Diagnostic::error(Code::AdapterTarget, message).help(advice));
+        }
+        let mut taken: BTreeSet<String> = graph.params().map(|(_, p)| p.name.clone()).collect();
+        for (_, param) in graph.params().filter(|(value, _)| weights.contains_key(value)) {
+            let made = names(&param.name);
+            if let Some(name) = made.into_iter().find(|name| !taken.insert(name.clone())) {
+                let message = format!(
+                    "the adapter of `{}` has a matrix `{name}`, as the model has already",
+                    param.name
+                );
+                let help =
+                    "rename the model's parameter, or leave this module out of adapter.targets";
+                return Err(Diagnostic::error(Code::AdapterTarget, message).help(help));
+            }
         }
         Ok(weights)
     }
@@ -206,13 +218,24 @@ impl Builder<'_> {
         self.add(Op::Constant(Constant { value }), &[])
     }
 
+    /// `x` times a number, computed in f32 if the dtype of `x` does not hold it.
+    fn scaled(&mut self, x: ValueId, factor: f64) -> Result<ValueId, GraphError> {
+        let dtype = self.graph.ty(x).dtype;
+        let is_held = !dtype.is_low_precision() || dtype.round(factor) == factor;
+        let computed = if is_held { dtype } else { DType::F32 };
+        let (wide, factor) = (self.cast(x, computed)?, self.number(computed, factor)?);
+        let product = self.add(Op::Binary(BinaryFn::Mul), &[wide, factor])?;
+        self.cast(product, dtype)
+    }
+
     /// `A` and `B` of a weight. `A` is uniform within `1/√in`, as Kaiming initialization with a slope of √5 is.
     fn matrices(
         &mut self,
         weight: &Param,
         out_first: bool,
-        rank: usize,
+        lora: &Lora,
     ) -> Result<[ValueId; 2], GraphError> {
+        let rank = lora.rank;
         let dims = weight.ty.shape.dims();
         let (width, height) = if out_first { (dims[1], dims[0]) } else { (dims[0], dims[1]) };
         let bound = 1.0 / (width.max(1) as f64).sqrt();
@@ -220,10 +243,16 @@ impl Builder<'_> {
         let [a, b] = names(&weight.name);
         let mut made = [(a, [rank, width]), (b, [height, rank])].into_iter().zip(inits).map(
             |((name, shape), init)| {
+                let (kind, reason) = match pattern::any(&lora.frozen, &name) {
+                    true => {
+                        (ParamKind::Frozen, "`params.frozen` matches this matrix of an adapter")
+                    }
+                    false => (ParamKind::Trainable, "a matrix of an adapter"),
+                };
                 let param = Param {
                     ty: TensorType::new(weight.ty.dtype, shape),
-                    kind: ParamKind::Trainable,
-                    reason: "a matrix of an adapter".into(),
+                    kind,
+                    reason: reason.into(),
                     init,
                     name: name.clone(),
                     held: None,
@@ -252,11 +281,10 @@ impl Builder<'_> {
         let dropped = self.dropped(node.inputs[0], dropout)?;
         let dtype = self.graph.ty(dropped).dtype;
         let (a, b) = (self.cast(a, dtype)?, self.cast(b, dtype)?);
-        let onto = |trans_a| Op::MatMul(MatMul { trans_a, trans_b: true, out: None });
-        let narrow = self.add(onto(op.trans_a), &[dropped, a])?;
-        let factor = self.number(self.graph.ty(narrow).dtype, scale)?;
-        let scaled = self.add(Op::Binary(BinaryFn::Mul), &[narrow, factor])?;
-        let adapter = self.add(onto(false), &[scaled, b])?;
+        let onto = |trans_a, out| Op::MatMul(MatMul { trans_a, trans_b: true, out });
+        let narrow = self.add(onto(op.trans_a, None), &[dropped, a])?;
+        let scaled = self.scaled(narrow, scale)?;
+        let adapter = self.add(onto(false, op.out), &[scaled, b])?;
         // The matmul anew, since all uses of the old one become uses of the sum.
         let y = self.graph.add1(node.op.clone(), &node.inputs, node.origin.clone(), node.region)?;
         let sum = self.add(Op::Binary(BinaryFn::Add), &[y, adapter])?;
@@ -273,37 +301,12 @@ impl Builder<'_> {
             return Ok(x);
         }
         let (ty, keep) = (self.graph.ty(x).clone(), 1.0 - dropout);
-        let rng = self.rng()?;
-        let masks = self.graph.nodes().filter_map(|(_, n)| match &n.op {
-            Op::RandomMask(mask) => Some(mask.id),
-            Op::Random(random) => Some(random.id),
-            _ => None,
-        });
-        // Numbers from here on are those of draws with a seed of their own.
-        let id = masks.filter(|id| *id < 1 << 31).max().map_or(0, |id| id + 1);
+        let rng = random::generator(self.graph, &self.origin)?;
+        let id = random::next_id(self.graph);
         let mask = RandomMask { shape: Shape(ty.shape.0.clone()), keep, id };
         let mask = self.add(Op::RandomMask(mask), &[rng])?;
-        let factor = self.number(ty.dtype, 1.0 / keep)?;
-        let kept = self.add(Op::Binary(BinaryFn::Mul), &[x, factor])?;
+        let kept = self.scaled(x, 1.0 / keep)?;
         let zero = self.number(ty.dtype, 0.0)?;
         self.add(Op::Select, &[mask, kept, zero])
-    }
-
-    /// The state of the random numbers, of which the graph has one.
-    fn rng(&mut self) -> Result<ValueId, GraphError> {
-        let known = self.graph.nodes().find_map(|(_, n)| match &n.op {
-            Op::State(s) if s.name == StateName::Rng => Some(n.outputs[0]),
-            _ => None,
-        });
-        match known {
-            Some(state) => Ok(state),
-            None => {
-                let (name, ty) = (StateName::Rng, state_type());
-                let state = State { name, of: None, ty, init: 0.0, sharded: false };
-                let state = self.add(Op::State(state), &[])?;
-                self.graph.set_name(state, StateName::Rng.word());
-                Ok(state)
-            }
-        }
     }
 }

@@ -10,8 +10,10 @@ const GRAPH: &str = r#"graph @g world=1 {
   %eps: f32[] = constant {ty = {"dtype": "f32", "shape": []}, splat = 1e-12}
   %a: f32[3, 4] = matmul %x, %w
   %b: f32[3, 4] = add %a, %eps
-  %c: f32[3, 4] = exp %b loc("exp", "head", "")
-  return %c as "y"
+  %c: f32[3, 4] = relu %b
+  %d: f32[3, 4] = exp %c loc("exp", "head", "")
+  return %c as "c"
+  return %d as "y"
 }"#;
 
 fn warnings(compute: DType, exception: Option<Override>) -> Vec<String> {

@@ -151,6 +151,7 @@ impl Header {
                 dropout: self.get("dropout").map_or(0.0, |n| n.parse().expect("a number")),
                 targets: self.get("targets").map_or(vec![], |t| vec![t.to_string()]),
                 trainable: self.get("trainable").map_or(vec![], |t| vec![t.to_string()]),
+                frozen: self.get("frozen").map_or(vec![], |t| vec![t.to_string()]),
             }),
             "documents" => Box::new(Documents {
                 separator: self.get("separator").map(|n| n.parse().expect("a token")),

@@ -54,10 +54,39 @@ fn read(path: &Path) -> Result<Value, RunError> {
     serde_json::from_str(&text).map_err(|e| RunError::data(path, e.to_string()))
 }
 
-/// Whether an adapter of PEFT multiplies as the plan does: its configuration beside it, if it is there, has the plan's `alpha / rank`.
+/// Keys of a configuration of PEFT that do not change what a trained adapter computes, whatever their values.
+const NEUTRAL: &[&str] = &[
+    "auto_mapping",
+    "base_model_name_or_path",
+    "ensure_weight_tying",
+    "eva_config",
+    "exclude_modules",
+    "fan_in_fan_out",
+    "inference_mode",
+    "layers_pattern",
+    "layers_to_transform",
+    "lora_alpha",
+    "lora_dropout",
+    "megatron_core",
+    "modules_to_save",
+    "parent_library",
+    "peft_version",
+    "qalora_group_size",
+    "r",
+    "revision",
+    "runtime_config",
+    "target_modules",
+    "task_type",
+    "use_rslora",
+];
+/// Initial values of an adapter with which the weights of the model stay as they were; others subtract from them.
+const INITIAL: &[&str] = &["gaussian", "eva", "orthogonal"];
+
+/// Whether an adapter of PEFT computes what the plan does: its configuration beside it, if it is there, is that of a plain LoRA with the
+/// plan's `alpha / rank`.
 ///
 /// # Errors
-/// If it multiplies otherwise, or its configuration cannot be read.
+/// If it computes something else, or its configuration cannot be read.
 pub(crate) fn check_adapter(weights: &Path, config: &str) -> Result<(), RunError> {
     let path = weights.with_file_name(ADAPTER_CONFIG);
     let Some(own) = scale(config).filter(|_| path.exists()) else { return Ok(()) };
@@ -65,12 +94,10 @@ pub(crate) fn check_adapter(weights: &Path, config: &str) -> Result<(), RunError
     let (Some(alpha), Some(rank)) = (adapter["lora_alpha"].as_f64(), adapter["r"].as_f64()) else {
         return Err(RunError::data(&path, "it has no `lora_alpha` and `r`"));
     };
-    let other = ["alpha_pattern", "rank_pattern"]
-        .into_iter()
-        .find(|key| adapter[key].as_object().is_some_and(|patterns| !patterns.is_empty()));
-    let other = other.or((adapter["use_dora"].as_bool() == Some(true)).then_some("use_dora"));
-    if let Some(key) = other {
-        return Err(RunError::data(&path, format!("an adapter with `{key}` is not supported")));
+    let keys = adapter.as_object().into_iter().flatten();
+    if let Some((key, value)) = keys.into_iter().find(|(key, value)| !is_plain(key, value)) {
+        let reason = format!("an adapter with `{key}` = {value} is not supported");
+        return Err(RunError::data(&path, reason));
     }
     let stabilized = adapter["use_rslora"].as_bool() == Some(true);
     let theirs = alpha / if stabilized { rank.sqrt() } else { rank };
@@ -83,6 +110,24 @@ pub(crate) fn check_adapter(weights: &Path, config: &str) -> Result<(), RunError
         theirs * rank
     );
     Err(RunError::data(&path, reason))
+}
+
+/// Whether an entry of a configuration of PEFT leaves an adapter a plain LoRA. What is absent, off or empty does.
+fn is_plain(key: &str, value: &Value) -> bool {
+    let is_off = match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(values) => values.is_empty(),
+        Value::Object(entries) => entries.is_empty(),
+        _ => false,
+    };
+    match (key, value) {
+        _ if is_off || NEUTRAL.contains(&key) => true,
+        ("peft_type", Value::String(kind)) => kind == "LORA",
+        ("bias", Value::String(trained)) => trained == "none",
+        ("init_lora_weights", Value::Bool(_)) => true,
+        ("init_lora_weights", Value::String(name)) => INITIAL.contains(&name.as_str()),
+        _ => false,
+    }
 }
 
 /// `adapter.alpha / adapter.rank` of a plan's configuration, which is TOML as the compiler prints it, if it has an adapter.
@@ -133,9 +178,20 @@ mod tests {
         put(r#"{"r": 4, "lora_alpha": 8}"#);
         check_adapter(&weights, plan).unwrap();
         check_adapter(&weights, "[adapter]\nkind = \"none\"\n").unwrap();
-        for other in
-            [r#""use_dora": true"#, r#""alpha_pattern": {"q": 3}"#, r#""rank_pattern": {"q": 3}"#]
-        {
+        put(
+            r#"{"r": 4, "lora_alpha": 8, "peft_type": "LORA", "bias": "none", "use_dora": false, "rank_pattern": {},
+            "megatron_core": "megatron.core", "init_lora_weights": "gaussian", "target_modules": ["q"]}"#,
+        );
+        check_adapter(&weights, plan).unwrap();
+        for other in [
+            r#""use_dora": true"#,
+            r#""alpha_pattern": {"q": 3}"#,
+            r#""rank_pattern": {"q": 3}"#,
+            r#""peft_type": "LOHA""#,
+            r#""bias": "all""#,
+            r#""init_lora_weights": "pissa_niter_4""#,
+            r#""a_later_variant": 1"#,
+        ] {
             put(&format!(r#"{{"r": 4, "lora_alpha": 8, {other}}}"#));
             let error = check_adapter(&weights, plan).unwrap_err().to_string();
             assert!(error.contains("is not supported"), "{error}");

@@ -252,6 +252,17 @@ fn targets_that_have_no_weight_are_refused() {
     assert!(trained(&plan).iter().all(|n| !n.contains("wpe") && n.contains(".lora_")));
 }
 
+#[test]
+fn a_matrix_of_adapters_may_be_frozen() {
+    let settings = ["adapter.kind=lora", "adapter.targets=[\"**.c_attn\"]"];
+    let frozen = "params.frozen=[\"**.lora_A.*\"]";
+    let planned =
+        compile_at(&file("tests/models/gpt2/model.onnx"), 2, &[settings[0], settings[1], frozen]);
+    let trained = trained(&planned.plan);
+    assert!(!trained.is_empty() && trained.iter().all(|n| n.ends_with(".lora_B.weight")));
+    assert!(planned.plan.lints.iter().all(|lint| lint.code != "W067"), "{:?}", planned.plan.lints);
+}
+
 /// What is crossed: of each, settings. Of a model, its targets.
 const FACTORS: [&[&str]; 9] = [
     &["llama **.q_proj **.down_proj", "gpt2 **.c_attn", "dropout 0", "bert **.query **.dense"],

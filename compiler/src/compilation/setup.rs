@@ -66,6 +66,7 @@ impl<'a> Setup<'a> {
             binds: request.binds.clone(),
             trainable: config.params.trainable.clone(),
             frozen: config.params.frozen.clone(),
+            adapted: config.adapter.targets.clone(),
             ignored: config.params.ignored.clone(),
             batch_norm_trains: config.model.batch_norm != BatchNorm::AsExported,
             batch_norm_ranks: match config.model.batch_norm {

@@ -16,6 +16,7 @@ pub mod symbols;
 use crate::diagnostics::Report;
 use crate::weights::Weights;
 use frit_ir::{Code, Diagnostic, Graph, TensorType, nearest, pattern};
+use frit_passes::adapter;
 use limits::Limits;
 use prost::Message;
 use prost::bytes::Bytes;
@@ -34,6 +35,8 @@ pub struct ImportOptions {
     pub frozen: Vec<String>,
     /// Patterns of parameter names that stay constants of the model (`params.ignored`).
     pub ignored: Vec<String>,
+    /// Patterns of modules beside whose weight the matrices of an adapter come (`adapter.targets`).
+    pub adapted: Vec<String>,
     /// Whether every BatchNormalization uses the statistics of its batch, whatever the model says
     /// (`model.batch_norm`).
     pub batch_norm_trains: bool,
@@ -54,6 +57,7 @@ impl Default for ImportOptions {
             trainable: vec!["**".into()],
             frozen: Vec::new(),
             ignored: Vec::new(),
+            adapted: Vec::new(),
             batch_norm_trains: false,
             batch_norm_ranks: 1,
             tie_weights: false,
@@ -156,6 +160,9 @@ fn unused_patterns(options: &ImportOptions, imported: &mut Imported) {
     let others = imported.inlined.iter().map(|i| i.name.as_str());
     let names: BTreeSet<&str> =
         params.chain(others).chain(imported.ties.keys().map(String::as_str)).collect();
+    let is_adapted = |name: &&&str| pattern::any(&options.adapted, adapter::module(name));
+    let of_adapters: Vec<String> =
+        names.iter().filter(is_adapted).flat_map(|name| adapter::names(name)).collect();
     let lists = [
         ("trainable", &options.trainable),
         ("frozen", &options.frozen),
@@ -163,7 +170,9 @@ fn unused_patterns(options: &ImportOptions, imported: &mut Imported) {
     ];
     let mut warnings = Vec::new();
     for (key, given) in lists.iter().flat_map(|(key, list)| list.iter().map(move |p| (key, p))) {
-        if given == "**" || names.iter().any(|name| pattern::matches(given, name)) {
+        let matches = |name: &str| pattern::matches(given, name);
+        let is_of_adapter = *key != "ignored" && of_adapters.iter().any(|name| matches(name));
+        if given == "**" || is_of_adapter || names.iter().any(|name| matches(name)) {
             continue;
         }
         let message = format!("`{given}` in params.{key} matches no parameter");

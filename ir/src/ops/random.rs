@@ -10,8 +10,8 @@
 //! and the key (low and high half of the seed). Source: Salmon et al. 2011, Philox4x32-10.
 
 use super::number::by_bits;
-use super::{Inferred, Linear, OpError, Operation, Precision, arity};
-use crate::{DType, Shape, TensorType};
+use super::{Inferred, Linear, Op, OpError, Operation, Precision, State, StateName, arity};
+use crate::{DType, Graph, GraphError, Origin, Region, Shape, TensorType, ValueId};
 use serde::{Deserialize, Serialize};
 
 /// `rng: i64[5]` → `bool[shape]`, each element true with probability `keep`: if its word is below
@@ -150,6 +150,35 @@ pub fn position(state: &[i64]) -> u64 {
     let accumulation = accumulation.max(1);
     let (step, micro_step) = (count / accumulation, count % accumulation);
     step.wrapping_mul(ranks).wrapping_add(rank).wrapping_mul(accumulation).wrapping_add(micro_step)
+}
+
+/// The state of the generator, of which a graph has one; it is added if there is none.
+///
+/// # Errors
+/// None for a graph without one.
+pub fn generator(graph: &mut Graph, origin: &Origin) -> Result<ValueId, GraphError> {
+    let known = graph.nodes().find_map(|(_, n)| match &n.op {
+        Op::State(s) if s.name == StateName::Rng => Some(n.outputs[0]),
+        _ => None,
+    });
+    if let Some(state) = known {
+        return Ok(state);
+    }
+    let (name, ty) = (StateName::Rng, state_type());
+    let state = Op::State(State { name, of: None, ty, init: 0.0, sharded: false });
+    let state = graph.add1(state, &[], origin.clone(), Region::Forward)?;
+    graph.set_name(state, StateName::Rng.word());
+    Ok(state)
+}
+
+/// The number of the next draws of a graph. Numbers from 2³¹ on are those of draws with a seed of their own.
+pub fn next_id(graph: &Graph) -> u32 {
+    let ids = graph.nodes().filter_map(|(_, n)| match &n.op {
+        Op::RandomMask(mask) => Some(mask.id),
+        Op::Random(random) => Some(random.id),
+        _ => None,
+    });
+    ids.filter(|id| *id < 1 << 31).max().map_or(0, |id| id + 1)
 }
 
 fn of_state(inputs: &[&TensorType]) -> Result<(), OpError> {

@@ -10,6 +10,7 @@
 //! nodes (residual branches) writes its f32 accumulator. Logits of more classes than the matmul contracts are low precision, as in PyTorch:
 //! they are the largest values of a step, and the cross-entropy widens them as it reads them. Fewer cost little in f32.
 
+use super::constants;
 use super::min_cut::{INFINITE, Network, SINK, SOURCE};
 use frit_ir::ops::precision::Class;
 use frit_ir::ops::{BinaryFn, Param};
@@ -33,10 +34,11 @@ pub(super) enum Precision {
 pub(super) type Assignment = HashMap<NodeId, Precision>;
 
 /// Assigns a precision to every node. `bound` gives the nodes that an override binds; `lower` is whether contractions
-/// run in low precision; if not, only bound nodes do. `keep` leaves f32 accumulators unrounded where only f32 is made of them.
+/// run in the dtype `low`; if not, only bound nodes do. `keep` leaves f32 accumulators unrounded where only f32 is made of them.
 pub(super) fn assign(
     graph: &Graph,
     bound: &HashMap<NodeId, Precision>,
+    low: DType,
     lower: bool,
     keep: bool,
 ) -> Assignment {
@@ -83,11 +85,12 @@ pub(super) fn assign(
             cast_cost(&mut network, producer, &consumers, bytes);
         }
     }
-    let low = network.source_side();
+    let is_low = network.source_side();
     let choice =
-        |(id, at): (NodeId, usize)| (id, if low[at] { Precision::Low } else { Precision::F32 });
+        |(id, at): (NodeId, usize)| (id, if is_low[at] { Precision::Low } else { Precision::F32 });
     let mut assignment: Assignment = place.into_iter().map(choice).collect();
     assignment.extend(bound);
+    constants::widen(&problem, low, &mut assignment);
     if keep {
         keep_accumulators(&problem, &mut assignment);
     }
@@ -158,18 +161,12 @@ fn keep_accumulators(problem: &Problem<'_>, assignment: &mut Assignment) {
 /// Keeps layout operations between f32 nodes in f32 if their neighbors were assigned f32.
 fn widen_layout(problem: &Problem<'_>, assignment: &mut Assignment) {
     let graph = problem.graph;
-    let is_free = |id: NodeId, node: &Node, assignment: &Assignment| {
-        node.op.precision().class == Class::Layout
-            && assignment.get(&id) == Some(&Precision::Low)
-            && !problem.bound.contains_key(&id)
-            && node.outputs.iter().all(|v| graph.outputs.iter().all(|o| o.value != *v))
-    };
     // Those that only f32 nodes read, through each other.
     let mut read_wide: HashSet<NodeId> = HashSet::new();
     for (id, node) in graph.nodes().rev() {
         let mut users = node.outputs.iter().flat_map(|v| &problem.users[v.0 as usize]);
         let wide = |u: &NodeId| read_wide.contains(u) || wants_f32(graph, *u, assignment, true);
-        if is_free(id, node, assignment) && users.all(wide) {
+        if problem.is_free_layout(id, node, assignment) && users.all(wide) {
             read_wide.insert(id);
         }
     }
@@ -200,7 +197,12 @@ fn is_gradient_of_f32(graph: &Graph, id: NodeId, value: ValueId, assignment: &As
 }
 
 /// Whether the node computes in f32 whatever it is given, or is a loss of few classes.
-fn wants_f32(graph: &Graph, id: NodeId, assignment: &Assignment, few_classes: bool) -> bool {
+pub(super) fn wants_f32(
+    graph: &Graph,
+    id: NodeId,
+    assignment: &Assignment,
+    few_classes: bool,
+) -> bool {
     let op = &graph.node(id).op;
     !matches!(op, Op::Cast(_))
         && (assignment.get(&id) == Some(&Precision::F32)
@@ -301,6 +303,14 @@ impl Problem<'_> {
             _ if !self.reads_strong(node) => Some(Precision::F32),
             Class::F32Inside | Class::Promote | Class::Layout => None,
         }
+    }
+
+    /// Whether this is a layout operation in low precision that may as well be f32.
+    pub(super) fn is_free_layout(&self, id: NodeId, node: &Node, assignment: &Assignment) -> bool {
+        node.op.precision().class == Class::Layout
+            && assignment.get(&id) == Some(&Precision::Low)
+            && !self.bound.contains_key(&id)
+            && node.outputs.iter().all(|v| self.graph.outputs.iter().all(|o| o.value != *v))
     }
 
     /// Whether an operand has a precision of its own; what is computed from scalars alone is f32.

@@ -7,6 +7,7 @@
 
 mod assign;
 mod baseline;
+mod constants;
 mod functions;
 mod min_cut;
 pub mod policy;
@@ -85,7 +86,7 @@ impl Pass for Autocast {
         let Some(low) = self.low_dtype(&stated)? else { return Ok(Changed::No) };
         let bound = self.bound(graph, low, &stated, context);
         let keep = self.keep_accumulators;
-        let assignment = assign::assign(graph, &bound, self.compute == low, keep);
+        let assignment = assign::assign(graph, &bound, low, self.compute == low, keep);
         let baseline = baseline::casts(graph, low, &bound, self.compute == low);
         let message = format!(
             "casting one operation at a time, as PyTorch does at run time: {} casts of {} bytes",
@@ -93,6 +94,7 @@ impl Pass for Autocast {
         );
         context.remark(&Origin::none(), message);
         context.cast_baseline = Some(baseline);
+        constants::warn_of_lost(graph, low, &assignment, context);
         let mut rebuild = Rebuild::new(graph, low, &assignment, self);
         rebuild.run(context).map_err(bug(INFO.name))?;
         let (casts, mut new) = (rebuild.casts.len(), rebuild.new);
@@ -441,7 +443,12 @@ fn check_constant(constant: &Tensor, dtype: DType, origin: &Origin, context: &mu
         }
     };
     let Some(x) = constant.as_floats().and_then(|v| v.iter().find(lost)) else { return };
-    let rounded = dtype.round(*x).clamp(-largest(dtype), largest(dtype));
+    warn_of_lost(*x, dtype, origin, context);
+}
+
+/// Warns of a number that loses its purpose by rounding.
+fn warn_of_lost(x: f64, dtype: DType, origin: &Origin, context: &mut PassContext) {
+    let rounded = dtype.round(x).clamp(-largest(dtype), largest(dtype));
     let message = format!("the constant {x:e} is {rounded} in {dtype}");
     context.warn(
         Diagnostic::new("L18", Severity::Warning, message)

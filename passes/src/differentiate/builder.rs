@@ -169,11 +169,15 @@ impl<'g> Builder<'g> {
         self.emit(Op::Select, &[c, a, b])
     }
 
-    /// `x` times a number.
+    /// `x` times a number, in the dtype of `x`; computed in f32 if that does not hold the number.
     pub(super) fn scaled(&mut self, x: ValueId, factor: f64) -> Rule<ValueId> {
         let dtype = self.graph.ty(x).dtype;
-        let factor = self.constant(dtype, factor)?;
-        self.mul(x, factor)
+        let is_held = !dtype.is_low_precision() || dtype.round(factor) == factor;
+        let computed = if is_held { dtype } else { DType::F32 };
+        let factor = self.constant(computed, factor)?;
+        let wide = self.cast(x, computed)?;
+        let product = self.mul(wide, factor)?;
+        self.cast(product, dtype)
     }
 
     /// The cotangent `gradient` of a broadcast use of `operand`: summed to its shape, in the dtype

@@ -11,8 +11,6 @@ use frit_ir::{
 };
 use std::collections::HashMap;
 
-/// How far `factor · keep` may be from one; factors are rounded to the operand's dtype.
-const TOLERANCE: f64 = 1e-2;
 /// The most elements of a tensor of equal numbers that is stored.
 const MAX_FILLED: usize = 1 << 22;
 
@@ -85,7 +83,13 @@ fn unscaled(graph: &Graph, value: ValueId, keep: f64) -> Option<ValueId> {
     }
     let node = graph.def(value);
     let factor = |v: ValueId| graph.constant(v).and_then(Tensor::as_splat);
-    let is_inverse = |f: f64, of: f64| (f * of - 1.0).abs() < TOLERANCE;
+    // Factors are rounded to the operand's dtype, and the probability may have been rounded to f32.
+    let tolerance = match graph.ty(value).dtype {
+        DType::BF16 => 1.0 / 256.0,
+        DType::F16 => 1.0 / 2048.0,
+        _ => 1e-6,
+    };
+    let is_inverse = |f: f64, of: f64| (f * of - 1.0).abs() <= tolerance;
     match (&node.op, &node.inputs[..]) {
         (Op::Binary(BinaryFn::Mul), &[a, b]) => match (factor(a), factor(b)) {
             (_, Some(f)) if is_inverse(f, keep) => Some(a),

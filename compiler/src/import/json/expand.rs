@@ -8,7 +8,7 @@ use crate::diagnostics::Report;
 use crate::import::dims::{self, DimError, checked_numel};
 use crate::import::limits::{Budget, Resource};
 use crate::import::{ImportOptions, unknown_binds};
-use frit_ir::ops::{Input, Param, ParamKind};
+use frit_ir::ops::{Input, Param, ParamKind, random};
 use frit_ir::{
     Code, Diagnostic, Graph, Op, Origin, OutputKind, Region, Shape, TensorType, ValueId, pattern,
 };
@@ -382,7 +382,11 @@ impl Expander<'_> {
         }
         let attrs = referred(&node.attrs, &place.attributes)
             .map_err(|unknown| self.unknown_attribute(&unknown, place, &path.key("attrs")))?;
-        let attrs = self.attributes(&attrs, &path.key("attrs"))?;
+        let mut attrs = self.attributes(&attrs, &path.key("attrs"))?;
+        let draws = matches!(node.op.as_str(), "random" | "random_mask");
+        if draws && !attrs.contains_key("id") {
+            attrs.insert("id".into(), random::next_id(&self.graph).into());
+        }
         if node.op == "constant" {
             let elements = self.constant_size(&attrs, path)?;
             self.charge(Resource::Elements, elements, path)?;
@@ -392,7 +396,10 @@ impl Expander<'_> {
         let op = Op::from_parts(&node.op, attrs).map_err(|e| {
             self.error(&at, e).help("docs/json-model.md lists operations and attributes")
         })?;
-        let operands = self.operands(&node.inputs, names, &path.key("inputs"))?;
+        let mut operands = self.operands(&node.inputs, names, &path.key("inputs"))?;
+        if draws {
+            operands.push(self.generator(node, path)?);
+        }
         let source = place.fill(node.id.as_deref().unwrap_or(""));
         let scope = place.join(node.scope.as_deref());
         let names_len: usize = node.outputs.iter().map(String::len).sum();
@@ -401,6 +408,16 @@ impl Expander<'_> {
         let origin = Origin::new(&source, &scope);
         let results = self.add(op, &operands, origin, path)?;
         self.results(&node.op, &node.outputs, results, names, block, &path.key("outputs"))
+    }
+
+    /// What draws read, which a model does not name: the state of the generator.
+    fn generator(&mut self, node: &NodeDecl, path: &Path) -> Result<ValueId, Report> {
+        if !node.inputs.is_empty() {
+            let message = format!("`{}` has no operands", node.op);
+            return Err(self.error(&path.key("inputs"), message).into());
+        }
+        random::generator(&mut self.graph, &Origin::none())
+            .map_err(|e| self.error(path, e.error.to_string()).into())
     }
 
     /// The values of some names.

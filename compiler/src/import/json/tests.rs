@@ -50,6 +50,35 @@ fn the_documented_example_is_a_model() {
 }
 
 #[test]
+fn each_copy_of_a_block_draws_numbers_of_its_own() {
+    let model = |inputs: &str, id: &str| {
+        format!(
+            r#"{{"frit_model": 1, "name": "m", "dims": {{"batch": null}},
+              "inputs": [{{"name": "x", "dtype": "f32", "shape": ["batch", 4]}}],
+              "nodes": [
+                {{"op": "constant", "outputs": ["zero"], "attrs": {{"ty": {{"dtype": "f32", "shape": []}}, "splat": 0}}}},
+                {{"repeat": 2, "carry": ["x"], "nodes": [
+                  {{"op": "random_mask", "inputs": [{inputs}], "outputs": ["mask"], "attrs": {{"shape": ["batch", 4], "keep": 0.5{id}}}}},
+                  {{"op": "select", "inputs": ["mask", "x", "zero"], "outputs": ["x"]}}]}}],
+              "outputs": ["x"]}}"#
+        )
+    };
+    let ids = |text: &str| -> Vec<u32> {
+        let graph = load(text, &[("batch", 2)]).unwrap_or_else(|e| panic!("{e}")).graph;
+        frit_ir::verify::verify(&graph).unwrap_or_else(|broken| panic!("{broken:?}"));
+        let masks = graph.nodes().filter_map(|(_, n)| match &n.op {
+            frit_ir::Op::RandomMask(mask) => Some(mask.id),
+            _ => None,
+        });
+        masks.collect()
+    };
+    assert_eq!(ids(&model("", "")), [0, 1]);
+    assert_eq!(ids(&model("", ", \"id\": 7")), [7, 7]);
+    let error = load(&model("\"x\"", ""), &[("batch", 2)]).unwrap_err().to_string();
+    assert!(error.contains("`random_mask` has no operands"), "{error}");
+}
+
+#[test]
 fn the_documented_gradient_is_that_of_a_model() {
     let doc = std::fs::read_to_string(file("docs/custom-gradients.md")).expect("the page");
     let (_, rest) = doc.split_once("```json\n").expect("an example");

@@ -254,20 +254,19 @@ fn is_same((a, of_a): (f64, DType), (b, of_b): (f64, DType)) -> bool {
     }
 }
 
-/// A leaf for these elements: one that was seen before, if they differ by no more than rounding; integers do not differ.
+/// A leaf for these elements: one of them, else one that was seen before and differs by no more than rounding; integers do not differ.
 fn leaf(t: &mut Terms, dtype: DType, sizes: &[usize], values: Vec<f64>, axes: &[Ix]) -> TermId {
     let known = t.constants.entry(sizes.to_vec()).or_default();
     let bits = t.algebra == Algebra::Bits;
-    let found = known.iter().find(|(seen, _)| match bits || !dtype.is_float() {
-        true => {
-            let bits = |values: &[f64]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            bits(&seen.to_f64s()) == bits(&values)
-        }
-        false => {
-            let mut pairs = seen.to_f64s().into_iter().zip(&values);
-            pairs.all(|(a, b)| is_same((a, seen.dtype()), (*b, dtype)))
-        }
-    });
+    let is_equal = |(seen, _): &&(Tensor, u32)| {
+        seen.to_f64s().iter().zip(&values).all(|(a, b)| a.to_bits() == b.to_bits())
+    };
+    let is_near = |(seen, _): &&(Tensor, u32)| {
+        let mut pairs = seen.to_f64s().into_iter().zip(&values);
+        pairs.all(|(a, b)| is_same((a, seen.dtype()), (*b, dtype)))
+    };
+    let near = || known.iter().filter(|_| !bits && dtype.is_float()).find(is_near);
+    let found = known.iter().find(is_equal).or_else(near);
     let leaf = match found {
         Some((_, leaf)) => *leaf,
         None => {

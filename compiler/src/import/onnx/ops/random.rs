@@ -3,11 +3,8 @@
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};
 use crate::import::dims::checked_numel;
-use frit_ir::ops::StateName;
-use frit_ir::ops::random::state_type;
-use frit_ir::ops::{
-    ArgReduce, BinaryFn, Clip, CompareFn, Random, RandomFn, RandomMask, State, UnaryFn,
-};
+use frit_ir::ops::random;
+use frit_ir::ops::{ArgReduce, BinaryFn, Clip, CompareFn, Random, RandomFn, RandomMask, UnaryFn};
 use frit_ir::{DType, Op, Shape, Tensor, TensorType, ValueId};
 
 const NORMAL: &[&str] = &["dtype", "mean", "scale", "seed", "shape"];
@@ -127,7 +124,7 @@ fn draw(
     offset: f64,
     scale: f64,
 ) -> Result<ValueId, Fault> {
-    let state = state(cx)?;
+    let state = generator(cx)?;
     let id = match cx.has("seed") {
         // Nodes of one seed draw the same numbers.
         true => SEEDED | (cx.float("seed", 0.0) as f32).to_bits(),
@@ -166,7 +163,7 @@ fn dropout(cx: &mut NodeContext<'_>) -> Outcome {
         return Ok(results);
     }
     let keep = 1.0 - ratio;
-    let state = state(cx)?;
+    let state = generator(cx)?;
     let mask = RandomMask { shape: Shape(dims), keep, id: unseeded(cx) };
     let mask = cx.emit(Op::RandomMask(mask), &[state])?;
     let zero = cx.scalar_like(x, 0.0)?;
@@ -179,20 +176,8 @@ fn dropout(cx: &mut NodeContext<'_>) -> Outcome {
     Ok(vec![y.into(), mask.into()])
 }
 
-/// The state of the generator, of which the model has one.
-fn state(cx: &mut NodeContext<'_>) -> Result<ValueId, Fault> {
-    let known = cx.graph.nodes().find_map(|(_, n)| match &n.op {
-        Op::State(s) if s.name == StateName::Rng => Some(n.outputs[0]),
-        _ => None,
-    });
-    if let Some(state) = known {
-        return Ok(state);
-    }
-    let (name, ty) = (StateName::Rng, state_type());
-    let state = Op::State(State { name, of: None, ty, init: 0.0, sharded: false });
-    let state = cx.add(state, &[])?[0];
-    cx.graph.set_name(state, StateName::Rng.word());
-    Ok(state)
+fn generator(cx: &mut NodeContext<'_>) -> Result<ValueId, Fault> {
+    random::generator(cx.graph, &cx.origin).map_err(|e| Fault::Misfit(e.error.to_string()))
 }
 
 #[cfg(test)]

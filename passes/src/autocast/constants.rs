@@ -1,0 +1,71 @@
+//! Constants that the low dtype does not hold exactly.
+//!
+//! An elementwise node that reads one computes in f32 and rounds its result, as PyTorch's kernels do with a Python scalar. Rounded alone,
+//! a factor of 1.003 would be 1 in bf16: an error that all elements share, and which no average removes.
+
+use super::assign::{Assignment, Precision, Problem, subject, wants_f32};
+use super::{FILL, limited};
+use crate::pass::PassContext;
+use frit_ir::ops::BinaryFn;
+use frit_ir::{DType, Graph, NodeId, Op, Tensor, ValueId};
+use std::collections::HashSet;
+
+/// Lets these nodes compute in f32. Their results stay f32 where nothing reads them in the low dtype.
+pub(super) fn widen(problem: &Problem<'_>, low: DType, assignment: &mut Assignment) {
+    let graph = problem.graph;
+    // Nodes that read f32, layout operations through each other.
+    let mut wide: HashSet<NodeId> = HashSet::new();
+    for (id, node) in graph.nodes().rev() {
+        let mut users = node.outputs.iter().flat_map(|v| &problem.users[v.0 as usize]);
+        let is_read_wide = users.all(|u| wide.contains(u));
+        let is_free_layout = problem.is_free_layout(id, node, assignment);
+        if is_read_wide && is_free_layout || wants_f32(graph, id, assignment, false) {
+            wide.insert(id);
+        }
+        let reads_other = |v| graph.constant(v).is_some_and(|c| !is_held(c, low, &node.op));
+        let is_elementwise = matches!(node.op, Op::Binary(_) | Op::Compare(_) | Op::Select);
+        if !is_elementwise || !node.inputs.iter().any(|v| subject(graph, *v) && reads_other(*v)) {
+            continue;
+        }
+        let precision = match assignment.get(&id) {
+            Some(Precision::Low) if is_read_wide && !problem.bound.contains_key(&id) => {
+                Precision::F32
+            }
+            Some(Precision::Low) => Precision::F32ToLow,
+            Some(Precision::LowToF32) => Precision::F32,
+            _ => continue,
+        };
+        assignment.insert(id, precision);
+        wide.insert(id);
+    }
+}
+
+/// Warns of constants that are less than any number of the dtype to which the results of their nodes are rounded.
+pub(super) fn warn_of_lost(
+    graph: &Graph,
+    low: DType,
+    assignment: &Assignment,
+    context: &mut PassContext,
+) {
+    let is_rounded = |id: &NodeId| assignment.get(id) == Some(&Precision::F32ToLow);
+    for (_, node) in graph.nodes().filter(|(id, _)| is_rounded(id)) {
+        let reads = |v: &ValueId| graph.constant(*v).filter(|_| subject(graph, *v));
+        let values = node.inputs.iter().filter_map(reads).flat_map(Tensor::to_f64s);
+        let is_divisor = node.op == Op::Binary(BinaryFn::Div);
+        let mut lost = values.filter(|x| *x != 0.0 && low.round(*x) == 0.0 && !is_divisor);
+        if let Some(x) = lost.next() {
+            super::warn_of_lost(x, low, &node.origin, context);
+        }
+    }
+}
+
+/// Whether the operation reads every element of the constant in the low dtype as it is, or as the largest number where it only
+/// excludes.
+fn is_held(constant: &Tensor, low: DType, op: &Op) -> bool {
+    use BinaryFn::{Add, Max, Min, Sub};
+    let excludes = matches!(op, Op::Select | Op::Compare(_) | Op::Binary(Add | Sub | Max | Min));
+    let rounded = limited(constant, low).to_f64s();
+    let is_fill = |x: f64| excludes && x.abs() >= FILL && low.round(x).is_infinite();
+    let same = |(x, y): (f64, f64)| x == y || x.is_nan() || is_fill(x);
+    constant.to_f64s().into_iter().zip(rounded).all(same)
+}
