@@ -188,7 +188,9 @@ pub fn certify(
                 catch_unwind(AssertUnwindSafe(|| on_large_stack(again))).unwrap_or_else(|_| {
                     Err(another_trace("lowering does not end on its graph").into())
                 });
-            let of = |again: &(Again, Option<Again>)| computed(plans, training, evaluation, again);
+            let of = |again: &(Again, Option<Again>)| {
+                computed(plans, training, evaluation.as_ref(), again)
+            };
             // The checks wait for this, whatever it is.
             let steps = || on_large_stack(|| again.as_ref().map(of).unwrap_or_default());
             let _ = tasks.set(catch_unwind(AssertUnwindSafe(steps)).unwrap_or_default());
@@ -204,9 +206,9 @@ pub fn certify(
         let all: Vec<&Step> = training.done.iter().chain(evaluation).collect();
         let mut found = catch_unwind(AssertUnwindSafe(|| checked(&all, Some(tasks))))
             .map_err(|_| another_trace("a check does not end on its graphs"))?;
-        // What is not shown of lowering is covered by the proof of the plan, and by lowering that runs again.
+        // What is not shown of lowering, which rounds nothing, is covered by the proof of the plan, and by lowering that runs again.
         let lowered = found.split_off(all.len()).into_iter().map(|f| match f.pass.verdict {
-            Verdict::NotShown => Checked { verdict: Verdict::Assumed, ..f.pass },
+            Verdict::NotShown | Verdict::Rounded => Checked { verdict: Verdict::Assumed, ..f.pass },
             _ => f.pass,
         });
         let evaluation = found.split_off(training.done.len()).into_iter().map(|f| f.pass);
@@ -229,7 +231,7 @@ pub fn certify(
 fn computed(
     plans: Plans,
     training: &Passes,
-    evaluation: &Option<Passes>,
+    evaluation: Option<&Passes>,
     (again, other): &(Again, Option<Again>),
 ) -> Vec<Step> {
     let of = |passes: &Passes, plan: &Plan, again: &Again, trained: Option<&Plan>| {
@@ -244,10 +246,10 @@ fn computed(
             Err(why) => (graph.clone(), graph.clone(), Some(why)),
         };
         let before = Checker { before, ..passes.checker.clone() };
-        Step { before, pass: LOWERING.into(), after, refused }
+        Step::new(before, LOWERING, after, refused)
     };
     let mut steps = vec![of(training, plans.plan, again, None)];
-    let evaluation = evaluation.as_ref().zip(plans.evaluation).zip(other.as_ref());
+    let evaluation = evaluation.zip(plans.evaluation).zip(other.as_ref());
     steps.extend(
         evaluation.map(|((passes, plan), again)| of(passes, plan, again, Some(plans.plan))),
     );
@@ -376,8 +378,7 @@ impl Checker {
     /// What is known of the next pass, which made this graph.
     pub fn check(&mut self, pass: &str, graph: &Graph) -> Checked {
         let after = Arc::new(graph.clone());
-        let step =
-            Step { before: self.clone(), pass: pass.into(), after: after.clone(), refused: None };
+        let step = Step::new(self.clone(), pass, after.clone(), None);
         self.advance(pass, after);
         let found = checked(&[&step], None);
         found.into_iter().next().expect("invariant: one verdict for each pass").pass
@@ -403,6 +404,7 @@ impl Checker {
 }
 
 /// What a pass must keep.
+#[derive(Clone, Copy)]
 enum Duty {
     /// There is nothing to compare.
     Nothing(Verdict),
@@ -419,9 +421,18 @@ struct Step {
     after: Arc<Graph>,
     /// Why there is nothing to compare.
     refused: Option<String>,
+    duty: Duty,
 }
 
 impl Step {
+    fn new(before: Checker, pass: &str, after: Arc<Graph>, refused: Option<String>) -> Step {
+        let duty = match refused {
+            Some(_) => Duty::Nothing(Verdict::NotShown),
+            None => before.duty(pass, &after),
+        };
+        Step { before, pass: pass.into(), after, refused, duty }
+    }
+
     fn checked(&self, verdict: Verdict, differences: &[Difference]) -> Checked {
         let differences = differences.iter().take(LISTED).map(words).collect();
         Checked { pass: self.pass.clone(), verdict, differences }
@@ -516,7 +527,7 @@ impl Passes {
                 }
             }
             let before = all.checker.clone();
-            all.done.push(Step { before, pass: name.clone(), after: graph.clone(), refused: None });
+            all.done.push(Step::new(before, &name, graph.clone(), None));
             all.checker.advance(&name, graph);
         }
         let PassContext { metrics, adapters, .. } = own_context;

@@ -161,6 +161,20 @@ impl Lora {
         Ok(weights)
     }
 
+    /// The kind of a matrix of an adapter, and why. All train, unless patterns name them.
+    fn kind(&self, name: &str) -> (ParamKind, &'static str) {
+        let mut named = self.trainable.iter().filter(|p| p.contains(".lora_")).peekable();
+        match () {
+            () if pattern::any(&self.frozen, name) => {
+                (ParamKind::Frozen, "`params.frozen` matches this matrix of an adapter")
+            }
+            () if named.peek().is_some() && !named.any(|p| pattern::matches(p, name)) => {
+                (ParamKind::Frozen, "`params.trainable` names other matrices of adapters")
+            }
+            () => (ParamKind::Trainable, "a matrix of an adapter"),
+        }
+    }
+
     /// Freezes every parameter that no pattern lets train.
     fn freeze(&self, graph: &mut Graph) {
         for id in graph.order().to_vec() {
@@ -243,12 +257,7 @@ impl Builder<'_> {
         let [a, b] = names(&weight.name);
         let mut made = [(a, [rank, width]), (b, [height, rank])].into_iter().zip(inits).map(
             |((name, shape), init)| {
-                let (kind, reason) = match pattern::any(&lora.frozen, &name) {
-                    true => {
-                        (ParamKind::Frozen, "`params.frozen` matches this matrix of an adapter")
-                    }
-                    false => (ParamKind::Trainable, "a matrix of an adapter"),
-                };
+                let (kind, reason) = lora.kind(&name);
                 let param = Param {
                     ty: TensorType::new(weight.ty.dtype, shape),
                     kind,

@@ -53,7 +53,7 @@ pub(crate) fn held(
     rank: usize,
 ) -> Result<AllLeftOut, RunError> {
     let mut all = AllLeftOut::new();
-    let unchanged = |param: ParamId| !dir.plan.is_changed(param);
+    let unchanged = |param: ParamId| !dir.plan.is_of_run(param);
     save::gather(&dir.plan, device, rank, Version::Trained, unchanged, |param, dtype, bytes| {
         // A value that cannot be read is not the plan's.
         let own = dir.weight(&param.name).ok().flatten();

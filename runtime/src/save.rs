@@ -91,7 +91,7 @@ pub(crate) fn collect(
     trained_only: bool,
 ) -> Result<Tensors, RunError> {
     let mut all = Tensors::new();
-    let wants = |param: ParamId| !trained_only || dir.plan.is_changed(param);
+    let wants = |param: ParamId| !trained_only || dir.plan.is_of_run(param);
     gather(&dir.plan, device, rank, version, wants, |param, dtype, whole| {
         let narrow = dtype != stored_type(param).dtype;
         let whole = if narrow { unrounded(dir, &param.name, &whole, dtype) } else { whole };

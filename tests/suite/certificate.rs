@@ -63,12 +63,6 @@ fn open(model: &str, batch: usize, settings: &[&str]) -> Vec<String> {
     open.map(|p| format!("{}: {}", p.pass, p.differences.join("; "))).collect()
 }
 
-/// What is open but for the row `lower`.
-fn open_passes(model: &str, batch: usize, settings: &[&str]) -> Vec<String> {
-    let open = open(model, batch, settings).into_iter();
-    open.filter(|row| !row.starts_with("lower: ")).collect()
-}
-
 /// Model, batch of a rank, loss.
 const MODELS: [(&str, usize, &str); 15] = [
     ("mlp/model.onnx", 4, "loss.kind=cross_entropy"),
@@ -97,12 +91,7 @@ fn models_are_certified() {
             &["sharding.ranks=4", "precision.compute=bf16", "run.accumulation=2"],
         ] {
             let settings = [&[loss], more].concat();
-            // Not shown: its gradients are joined from parts, of which the normal form depends on the rows.
-            let open = match model.contains("gru") {
-                true => open_passes(&model, batch, &settings),
-                false => open(&model, batch, &settings),
-            };
-            assert_eq!(open, Vec::<String>::new(), "{model} {more:?}");
+            assert_eq!(open(&model, batch, &settings), Vec::<String>::new(), "{model} {more:?}");
         }
     }
 }
@@ -140,11 +129,7 @@ fn every_pair_of_settings_is_certified() {
     ];
     for row in rows(&factors, |_| true) {
         let settings: Vec<&str> = row.iter().zip(&factors).map(|(level, f)| f[*level]).collect();
-        // Of a loss in chunks, tasks are not shown.
-        let found = match settings.contains(&"memory.loss_chunks=1") {
-            true => open("tests/museum/models/lm.json", 2, &settings),
-            false => open_passes("tests/museum/models/lm.json", 2, &settings),
-        };
+        let found = open("tests/museum/models/lm.json", 2, &settings);
         assert_eq!(found, Vec::<String>::new(), "{settings:?}");
     }
 }

@@ -102,6 +102,7 @@ class Exported:
                     self._program = None
 
     def _write_onnx(self, torch, functions):
+        _warn_of_wide_regions(torch, self._program.graph_module)
         program = torch.onnx.export(
             self._program,
             dynamo=True,
@@ -185,8 +186,15 @@ def _with_note(error, other, form):
 
 
 def _refuse_parts(module):
-    """Refuses what no file says of embeddings."""
+    """Refuses what no file says of embeddings and norms, and warns of layers that are another function in evaluation."""
     for name, part in module.named_modules():
+        kind = type(part).__name__
+        if kind in ("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d") and part.track_running_stats and part.training:
+            remedy = "set track_running_stats=False: no file says that its running statistics are updated"
+            raise refuse("E032", f"the instance normalization `{name}` has track_running_stats", remedy)
+        if kind in ("AlphaDropout", "FeatureAlphaDropout", "RReLU") and part.training:
+            evaluated = "draws its slopes" if kind == "RReLU" else "multiplies by the mean of its mask"
+            warnings.warn(f"`{name}` is another function in evaluation and exports than `{kind}` in PyTorch: it {evaluated}", stacklevel=2)
         if getattr(part, "scale_grad_by_freq", False):
             remedy = "leave it out: no file says that its gradient is divided by how often each row is read"
             raise refuse("E032", f"the embedding `{name}` has scale_grad_by_freq", remedy)
@@ -388,6 +396,34 @@ def _warn_of_lost_statistics(torch, program):
     if calls > kept:
         warnings.warn(
             f"nothing reads the results of {calls - kept} batch normalization(s): the plan does not renew their running statistics",
+            stacklevel=2,
+        )
+
+
+#: Operators that autocast runs in low precision.
+CONTRACTIONS = (
+    "addbmm", "addmm", "addmv", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "convolution", "einsum", "linear", "matmul", "mm", "mv",
+    "scaled_dot_product_attention",
+)  # fmt: skip
+
+
+def _warn_of_wide_regions(torch, program):
+    """Says that regions under ``torch.autocast(…, enabled=False)`` contract in the plan's precision: an ONNX file has no regions."""
+    scopes = []
+    regions = [n for n in program.graph.nodes if n.target is torch.ops.higher_order.wrap_with_autocast]
+    for region in (n for n in regions if n.args[2] is False):
+        inside = getattr(program, region.args[4].target)
+        for node in inside.graph.nodes:
+            if getattr(node.target, "__name__", "").partition(".")[0] in CONTRACTIONS:
+                stack = list((node.meta.get("nn_module_stack") or {}).values())
+                scopes.append(stack[-1][0].removeprefix("L['self']").lstrip(".") if stack else "")
+    if scopes:
+        # What the exporter writes as the scope of a function in the module itself is empty.
+        names = ", ".join(f"`{scope}`" for scope in dict.fromkeys(scopes) if scope)
+        where = f" in {names}" if names else ""
+        warnings.warn(
+            f"the module turns autocast off for {len(scopes)} matmul(s) or convolution(s){where}, which the plan computes like the others: "
+            'add a [[precision.override]] with their `scope` and dtype = "fp32"',
             stacklevel=2,
         )
 

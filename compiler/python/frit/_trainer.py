@@ -100,8 +100,9 @@ class Trainer:
         Raises ``FritError`` if a batch does not fit, or there is none.
         """
         self._trainer.begin_evaluation()
+        inputs = self.plan.inputs + self.plan._facts["evaluation_inputs"]
         for batch in [batches] if isinstance(batches, Mapping) else batches:
-            self._trainer.evaluate(_arrays.arrays(batch, self.plan.inputs))
+            self._trainer.evaluate(_arrays.arrays(batch, inputs))
         return self._trainer.evaluated()
 
     def state_dict(self, *, framework=None, average=False):

@@ -6,6 +6,7 @@ use frit::commands::{diff, report, verify};
 use frit::diagnostics::Report;
 use frit::report::Certified;
 use frit::{clusters, plan_dir, predict};
+use frit_ir::plan::{InputSpec, layout};
 use frit_passes::simulate::simulate;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -39,20 +40,25 @@ impl Plan {
         inspect::summary(&self.plan)
     }
 
-    /// Name, ranks, examples of a step, inputs and parameters as JSON.
+    /// Name, ranks, examples of a step, inputs, those that only the evaluation has, and parameters as JSON.
     fn facts(&self) -> String {
         let plan = &self.plan;
-        let input = |i: &frit_ir::plan::InputSpec| {
+        let input = |i: &InputSpec| {
             json!({"name": i.name, "dtype": i.ty.dtype, "shape": i.ty.shape.dims(),
                    "per_example": i.per_example})
         };
         let inputs: Vec<Value> = plan.inputs.iter().map(input).collect();
+        // A metric may read labels that the loss does not.
+        let evaluation = plan_dir::read(&self.path.join(layout::EVALUATION)).ok();
+        let of_evaluation = evaluation.iter().flat_map(|evaluation| &evaluation.inputs);
+        let is_other = |i: &&InputSpec| plan.inputs.iter().all(|own| own.name != i.name);
+        let others: Vec<Value> = of_evaluation.filter(is_other).map(input).collect();
         let batch = plan.batch().unwrap_or(1);
         let hyper: Vec<&str> = plan.hyper.iter().map(|h| h.name.as_str()).collect();
         let params: Vec<&str> = plan.params.iter().map(|p| p.name.as_str()).collect();
         json!({"name": plan.name, "ranks": plan.world_size, "batch": batch,
                "accumulation": plan.accumulation, "config": plan.config, "inputs": inputs,
-               "parameters": params, "hyper": hyper, "trains": plan.eval.is_none()})
+               "evaluation_inputs": others, "parameters": params, "hyper": hyper, "trains": plan.eval.is_none()})
         .to_string()
     }
 

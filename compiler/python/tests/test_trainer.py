@@ -39,6 +39,10 @@ def test_evaluation_is_that_of_the_command_line(mlp, tmp_path, ranks):
     assert after == run(plan, mlp.batches(5))[-1]
     with plan.trainer() as trainer, pytest.raises(frit.FritError, match="no examples"):
         trainer.evaluate([])
+    others = mlp.compile(ranks=ranks, output=tmp_path / "others", metrics={"report": ["accuracy(logits, others)"]})
+    with others.trainer() as trainer:
+        found = trainer.evaluate({**mlp.data, "others": 0 * mlp.data["labels"]})
+    assert 0.0 < found["metrics"]["accuracy"] != expected["metrics"]["accuracy"]
     options = {"evaluation": False}
     with plan.trainer(**options) as trainer, pytest.raises(frit.FritError, match="without the plan's evaluation"):
         trainer.evaluate(some)

@@ -37,10 +37,6 @@ impl Found {
 /// bits is not compared again. Those that come `late` are waited for when the others are done.
 pub(super) fn checked(steps: &[&Step], late: Option<&OnceLock<Vec<Step>>>) -> Vec<Found> {
     let all = || steps.iter().copied().chain(late.into_iter().flat_map(|late| late.wait()));
-    let duty = |s: &Step| match &s.refused {
-        Some(_) => Duty::Nothing(Verdict::NotShown),
-        None => s.before.duty(&s.pass, &s.after),
-    };
     let at = |i: usize| match steps.get(i) {
         Some(step) => step,
         None => &late.expect("invariant: a step is one of these").wait()[i - steps.len()],
@@ -54,7 +50,7 @@ pub(super) fn checked(steps: &[&Step], late: Option<&OnceLock<Vec<Step>>>) -> Ve
     // Each sends those that are not equal to the next.
     let (sender, not_bits) = channel::<(usize, Vec<Difference>)>();
     let (to_real, not_equal) = channel::<(usize, [Vec<Difference>; 2])>();
-    let is_kept = |step: &Step| match duty(step) {
+    let is_kept = |step: &Step| match step.duty {
         Duty::Nothing(_) => false,
         Duty::Statement => shards(step),
         Duty::Outputs => true,
@@ -89,7 +85,7 @@ pub(super) fn checked(steps: &[&Step], late: Option<&OnceLock<Vec<Step>>>) -> Ve
         let mut stated = Comparer::of_real_numbers();
         let mut results = vec![];
         for step in all() {
-            let (verdict, found) = match duty(step) {
+            let (verdict, found) = match step.duty {
                 Duty::Nothing(verdict) => {
                     let refused = step.refused.iter().map(|what| Difference {
                         output: String::new(),
@@ -114,7 +110,7 @@ pub(super) fn checked(steps: &[&Step], late: Option<&OnceLock<Vec<Step>>>) -> Ve
         for (i, [bits, rounded]) in not_equal {
             let step = at(i);
             let mut real = vec![];
-            if matches!(duty(step), Duty::Outputs) {
+            if matches!(step.duty, Duty::Outputs) {
                 let (verdict, shown) = if rounded.is_empty() {
                     (Verdict::Equal, &bits)
                 } else {

@@ -22,7 +22,7 @@ impl Compilation<'_> {
         plan.reports = std::mem::take(&mut self.reports);
         let mut found = std::mem::take(&mut self.context.warnings);
         found.extend(target::interpreted(plan));
-        let rounds = config.precision.pure || config.sharding.param_dtype.is_some();
+        let rounds = self.rounds || config.precision.pure || config.sharding.param_dtype.is_some();
         found.extend(lint::plan(plan, &self.setup.cluster.device, rounds));
         lints::allow(&mut found, &config.lints.allow)?;
         plan.lints = found;

@@ -21,7 +21,7 @@ use crate::import::Imported;
 use crate::source::Source;
 use crate::weights::Weights;
 use frit_ir::plan::{PassReport, Plan, sha256_hex};
-use frit_ir::{Graph, Tensor};
+use frit_ir::{Graph, Node, Op, Tensor};
 use frit_passes::PassContext;
 use frit_passes::model_traffic::Traffic;
 use frit_passes::offload::Offload;
@@ -200,6 +200,8 @@ struct Compilation<'a> {
     /// Observes the passes.
     observer: Option<&'a mut dyn Observer>,
     graph: Graph,
+    /// Whether the graph rounds values before any pass.
+    rounds: bool,
     /// The graph as the front end read it, with adapters, if the model is evaluated beside its training.
     as_read: Option<Graph>,
     context: PassContext,
@@ -221,10 +223,14 @@ struct Compilation<'a> {
 
 impl<'a> Compilation<'a> {
     fn new(setup: &'a Setup<'a>, graph: Graph) -> Self {
+        let is_rounding =
+            |node: &Node| matches!(&node.op, Op::Cast(cast) if cast.to.is_low_precision());
+        let rounds = graph.nodes().any(|(_, node)| is_rounding(node));
         Compilation {
             setup,
             observer: None,
             graph,
+            rounds,
             as_read: None,
             context: PassContext::default(),
             reports: vec![],

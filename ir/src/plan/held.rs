@@ -2,6 +2,7 @@
 
 use super::{BufferId, ParamHome, ParamId, Plan};
 use crate::DType;
+use crate::ops::Init;
 use std::ops::Range;
 
 /// Elements of one parameter on one rank.
@@ -32,6 +33,13 @@ impl Plan {
             Some(ParamHome::Buffer(buffer)) => written(buffer),
             Some(ParamHome::Unused) | None => false,
         }
+    }
+
+    /// Whether a parameter, by its index, has its value from a run and not from the model: a step changes it, or it is drawn, as the
+    /// matrices of an adapter are.
+    pub fn is_of_run(&self, param: ParamId) -> bool {
+        let is_drawn = self.params.get(param).is_some_and(|p| p.init != Init::Weights);
+        self.is_changed(param) || is_drawn
     }
 
     /// The elements of a parameter, by its index, on `rank`; `None` if the plan does not use it.

@@ -10,8 +10,8 @@
 //! nodes (residual branches) writes its f32 accumulator. Logits of more classes than the matmul contracts are low precision, as in PyTorch:
 //! they are the largest values of a step, and the cross-entropy widens them as it reads them. Fewer cost little in f32.
 
-use super::constants;
 use super::min_cut::{INFINITE, Network, SINK, SOURCE};
+use super::{constants, integers};
 use frit_ir::ops::precision::Class;
 use frit_ir::ops::{BinaryFn, Param};
 use frit_ir::{DType, Graph, Node, NodeId, Op, ValueId};
@@ -297,12 +297,17 @@ impl Problem<'_> {
             return Some(Precision::F32);
         }
         match node.op.precision().class {
-            Class::Lower if self.lower => Some(Precision::Low),
+            Class::Lower if self.lower && !self.reads_integers(node) => Some(Precision::Low),
             Class::Lower | Class::F32 | Class::Fixed => Some(Precision::F32),
             _ if self.lower && self.is_bias_add(node) => Some(Precision::Low),
             _ if !self.reads_strong(node) => Some(Precision::F32),
             Class::F32Inside | Class::Promote | Class::Layout => None,
         }
+    }
+
+    /// Whether a contraction reads large integers.
+    fn reads_integers(&self, node: &Node) -> bool {
+        node.inputs.iter().any(|v| integers::are_large(self.graph, *v))
     }
 
     /// Whether this is a layout operation in low precision that may as well be f32.
@@ -336,6 +341,7 @@ impl Problem<'_> {
                     _ => None,
                 };
                 channels.is_some()
+                    && !self.reads_integers(self.graph.node(def))
                     && self.bound.get(&def) != Some(&Precision::F32)
                     && self.users[matmul.0 as usize].len() == 1
                     && self.graph.ty(matmul) == self.graph.ty(node.outputs[0])

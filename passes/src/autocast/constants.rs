@@ -13,6 +13,7 @@ use std::collections::HashSet;
 /// Lets these nodes compute in f32. Their results stay f32 where nothing reads them in the low dtype.
 pub(super) fn widen(problem: &Problem<'_>, low: DType, assignment: &mut Assignment) {
     let graph = problem.graph;
+    let other = of_constants(graph, low);
     // Nodes that read f32, layout operations through each other.
     let mut wide: HashSet<NodeId> = HashSet::new();
     for (id, node) in graph.nodes().rev() {
@@ -22,9 +23,7 @@ pub(super) fn widen(problem: &Problem<'_>, low: DType, assignment: &mut Assignme
         if is_read_wide && is_free_layout || wants_f32(graph, id, assignment, false) {
             wide.insert(id);
         }
-        let reads_other = |v| graph.constant(v).is_some_and(|c| !is_held(c, low, &node.op));
-        let is_elementwise = matches!(node.op, Op::Binary(_) | Op::Compare(_) | Op::Select);
-        if !is_elementwise || !node.inputs.iter().any(|v| subject(graph, *v) && reads_other(*v)) {
+        if !other.contains(&id) {
             continue;
         }
         let precision = match assignment.get(&id) {
@@ -38,6 +37,35 @@ pub(super) fn widen(problem: &Problem<'_>, low: DType, assignment: &mut Assignme
         assignment.insert(id, precision);
         wide.insert(id);
     }
+}
+
+/// The elementwise nodes that read a constant which the low dtype does not hold, and those behind them that read constants too, such as a
+/// clip: of values that are rounded in between, those just inside of a bound would be on it and have no gradient.
+fn of_constants(graph: &Graph, low: DType) -> HashSet<NodeId> {
+    let mut found = HashSet::new();
+    for (id, node) in graph.nodes() {
+        let constants = || {
+            let of = |v: &ValueId| graph.constant(*v).filter(|_| subject(graph, *v));
+            node.inputs.iter().filter_map(of)
+        };
+        let is_other = |bound: f64| bound.abs() < FILL && low.round(bound) != bound;
+        let follows = || node.inputs.iter().any(|v| found.contains(&graph.value(*v).def));
+        let reads = match &node.op {
+            Op::Binary(_) => {
+                constants().any(|c| !is_held(c, low, &node.op))
+                    || constants().next().is_some() && follows()
+            }
+            Op::Compare(_) | Op::Select => constants().any(|c| !is_held(c, low, &node.op)),
+            Op::Clip(clip) if subject(graph, node.inputs[0]) => {
+                clip.min.into_iter().chain(clip.max).any(is_other) || follows()
+            }
+            _ => false,
+        };
+        if reads {
+            found.insert(id);
+        }
+    }
+    found
 }
 
 /// Warns of constants that are less than any number of the dtype to which the results of their nodes are rounded.

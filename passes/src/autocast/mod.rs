@@ -9,6 +9,7 @@ mod assign;
 mod baseline;
 mod constants;
 mod functions;
+mod integers;
 mod min_cut;
 pub mod policy;
 mod residual;
@@ -17,7 +18,7 @@ use crate::loss::evaluation::STATISTICS;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use assign::{Assignment, Precision};
 use frit_ir::ops::precision::Class;
-use frit_ir::ops::{Cast, Constant, ParamKind};
+use frit_ir::ops::{Cast, Constant, ParamKind, ScatterElements, ScatterFn, ScatterNd};
 use frit_ir::pattern;
 use frit_ir::{
     Code, DType, Diagnostic, Graph, GraphError, Node, NodeId, Op, Origin, Output, OutputKind,
@@ -166,6 +167,7 @@ impl Autocast {
     ) -> HashMap<NodeId, Precision> {
         let mut bound = HashMap::new();
         let model = if self.pure { before_results(graph) } else { HashSet::new() };
+        let of_integers = if self.pure { integers::made_of_large(graph) } else { HashSet::new() };
         let narrow = self.narrow_residual && self.compute == low;
         let stream = if narrow { residual::stream(graph) } else { HashMap::new() };
         for (id, node) in graph.nodes() {
@@ -182,8 +184,14 @@ impl Autocast {
                 if let Some(precision) = stream.get(&id) {
                     bound.insert(id, *precision);
                 }
-                if model.contains(&id) {
-                    bound.insert(id, Precision::Low);
+                if model.contains(&id) && !of_integers.contains(&id) {
+                    // Sums of more elements than a low dtype counts.
+                    let adds = matches!(
+                        &node.op,
+                        Op::ScatterElements(ScatterElements { f: ScatterFn::Add, .. })
+                            | Op::ScatterNd(ScatterNd { f: ScatterFn::Add, .. })
+                    );
+                    bound.insert(id, if adds { Precision::F32ToLow } else { Precision::Low });
                 }
                 continue;
             };

@@ -169,14 +169,19 @@ impl<'g> Builder<'g> {
         self.emit(Op::Select, &[c, a, b])
     }
 
-    /// `x` times a number, in the dtype of `x`; computed in f32 if that does not hold the number.
+    /// `x` and a number in its dtype; both in f32 if that does not hold the number.
+    pub(super) fn beside(&mut self, x: ValueId, number: f64) -> Rule<(ValueId, ValueId)> {
+        let dtype = self.graph.ty(x).dtype;
+        let is_held = !dtype.is_low_precision() || dtype.round(number) == number;
+        let computed = if is_held { dtype } else { DType::F32 };
+        Ok((self.cast(x, computed)?, self.constant(computed, number)?))
+    }
+
+    /// `x` times a number, in the dtype of `x`.
     pub(super) fn scaled(&mut self, x: ValueId, factor: f64) -> Rule<ValueId> {
         let dtype = self.graph.ty(x).dtype;
-        let is_held = !dtype.is_low_precision() || dtype.round(factor) == factor;
-        let computed = if is_held { dtype } else { DType::F32 };
-        let factor = self.constant(computed, factor)?;
-        let wide = self.cast(x, computed)?;
-        let product = self.mul(wide, factor)?;
+        let (x, factor) = self.beside(x, factor)?;
+        let product = self.mul(x, factor)?;
         self.cast(product, dtype)
     }
 

@@ -127,7 +127,7 @@ pub const LINTS: [Lint; 25] = [
     lint("L23", Level::Info, "a matmul whose rows are not aligned for tensor cores, the padding that aligns it and the predicted gain",
         "set padding.tensor_cores = \"auto\"",
         "unaligned_matmuls_are_noted_with_the_padding_that_aligns_them"),
-    lint("L24", Level::Defect, "a value is cast to another dtype and back, but for values that `precision.pure` or `sharding.param_dtype` rounds",
+    lint("L24", Level::Defect, "a value is cast to another dtype and back, but where the model, `precision.pure` or `sharding.param_dtype` rounds values",
         "this is a bug in Frit, not in the model: please report it",
         "casts_there_and_back"),
     lint("L25", Level::Info, "an fp32 scalar widens a whole branch",

@@ -71,7 +71,7 @@ pub fn forward(graph: &Graph, facts: &Facts<'_>) -> Vec<Diagnostic> {
     found.list()
 }
 
-/// Lints of a finished plan whose durations are those of `device`, of which the configuration may state that it rounds values.
+/// Lints of a finished plan whose durations are those of `device`, of which the model or the configuration may state that it rounds values.
 pub fn plan(plan: &Plan, device: &Device, rounds: bool) -> Vec<Diagnostic> {
     let mut found = Findings::default();
     casts::ping_pong(plan, rounds, &mut found);

@@ -406,6 +406,31 @@ fn the_padding_row_of_an_embedding_gets_no_gradient() {
     assert_eq!(gradient(Some(1)), [1.0, 1.0, 0.0, 0.0, 1.0, 1.0]);
 }
 
+/// As `x / 49` rounded once, not `x` times a rounded 1/49, and as a count of ties that bf16 does not hold.
+#[test]
+fn factors_and_counts_are_not_rounded_in_low_precision() {
+    for (f, n, factor, expected) in
+        [(ReduceFn::Mean, 49, 3.0, 3.0 / 49.0), (ReduceFn::Max, 257, 1.0, 1.0 / 257.0)]
+    {
+        let mut g = Graph::new("g");
+        let x = add(&mut g, Op::Param(trainable("x", TensorType::new(DType::F32, [n]))), &[])[0];
+        let low = add(&mut g, Op::Cast(Cast { to: DType::BF16 }), &[x])[0];
+        let reduce = Reduce { f, axes: vec![0], keep_dims: false };
+        let y = add(&mut g, Op::Reduce(reduce), &[low])[0];
+        let factor = constant(&mut g, Tensor::splat(TensorType::scalar(DType::BF16), factor));
+        let scaled = add(&mut g, Op::Binary(BinaryFn::Mul), &[y, factor])[0];
+        let loss = add(&mut g, Op::Cast(Cast { to: DType::F32 }), &[scaled])[0];
+        g.add_output("loss", loss, OutputKind::LossSum);
+        Differentiate { accumulation: 1, capacity: 1.0 }
+            .run(&mut g, &mut PassContext::default())
+            .unwrap_or_else(|e| panic!("{e}"));
+        let feeds = [("x".to_string(), Tensor::floats(DType::F32, [n], vec![1.0; n]))].into();
+        let results = run(&g, &feeds, Options::default()).unwrap_or_else(|e| panic!("{e}"));
+        let gradient = results.iter().find(|(n, _)| n == "x").expect("a gradient");
+        assert_eq!(gradient.1.to_f64s(), vec![DType::BF16.round(expected); n], "{f:?}");
+    }
+}
+
 #[test]
 fn no_gradient_flows_through_a_detach() {
     let mut g = Graph::new("g");

@@ -185,6 +185,14 @@ pub(crate) fn is_rounded(x: f64, to: f64, dtype: DType) -> bool {
     rounded(1.0 - SAME_NUMBER) <= to && to <= rounded(1.0 + SAME_NUMBER)
 }
 
+/// Numbers from this one on exclude what they are added to or compared with.
+const FILL: f64 = 1e9;
+
+/// The largest finite number of a narrow dtype.
+fn largest(dtype: DType) -> f64 {
+    if dtype == DType::F16 { 65504.0 } else { 255.0 * 2f64.powi(120) }
+}
+
 impl Terms {
     pub(crate) fn of(algebra: Algebra) -> Terms {
         Terms { algebra, ..Terms::default() }
@@ -226,9 +234,14 @@ impl Terms {
         Number(f64::from_bits(found).copysign(x).to_bits())
     }
 
-    /// The number that was seen before and is this one when it is rounded to a narrow dtype, or the number itself.
+    /// The number that was seen before and is this one when it is rounded to a narrow dtype, or the number itself. The largest one
+    /// of a dtype stands for those that exceed it and only exclude.
     pub(crate) fn unrounded(&self, x: f64, dtype: DType) -> f64 {
         let size = x.abs();
+        if size == largest(dtype) {
+            let larger = self.numbers.range(size.max(FILL).to_bits()..).next();
+            return larger.map_or(x, |(k, ())| f64::from_bits(*k).copysign(x));
+        }
         let (low, high) = (size * (1.0 - ROUNDED), size * (1.0 + ROUNDED));
         if !x.is_finite() || self.numbers.contains_key(&size.to_bits()) {
             return x;

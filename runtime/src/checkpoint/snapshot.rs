@@ -37,7 +37,7 @@ pub(crate) fn take(
     rank: usize,
     trained_only: bool,
 ) -> Result<Vec<Piece>, RunError> {
-    let is_kept = |param: ParamId| !trained_only || plan.is_changed(param);
+    let is_kept = |param: ParamId| !trained_only || plan.is_of_run(param);
     let mut pieces = Vec::new();
     for group in &plan.groups {
         if rank >= group.shards() {

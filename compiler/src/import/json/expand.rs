@@ -397,8 +397,9 @@ impl Expander<'_> {
             self.error(&at, e).help("docs/json-model.md lists operations and attributes")
         })?;
         let mut operands = self.operands(&node.inputs, names, &path.key("inputs"))?;
-        if draws {
-            operands.push(self.generator(node, path)?);
+        if draws && operands.is_empty() {
+            let state = random::generator(&mut self.graph, &Origin::none());
+            operands.push(state.map_err(|e| self.error(path, e.error.to_string()))?);
         }
         let source = place.fill(node.id.as_deref().unwrap_or(""));
         let scope = place.join(node.scope.as_deref());
@@ -408,16 +409,6 @@ impl Expander<'_> {
         let origin = Origin::new(&source, &scope);
         let results = self.add(op, &operands, origin, path)?;
         self.results(&node.op, &node.outputs, results, names, block, &path.key("outputs"))
-    }
-
-    /// What draws read, which a model does not name: the state of the generator.
-    fn generator(&mut self, node: &NodeDecl, path: &Path) -> Result<ValueId, Report> {
-        if !node.inputs.is_empty() {
-            let message = format!("`{}` has no operands", node.op);
-            return Err(self.error(&path.key("inputs"), message).into());
-        }
-        random::generator(&mut self.graph, &Origin::none())
-            .map_err(|e| self.error(path, e.error.to_string()).into())
     }
 
     /// The values of some names.

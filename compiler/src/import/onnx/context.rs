@@ -86,8 +86,8 @@ pub(super) struct NodeContext<'a> {
     pub(super) batch_norm_trains: bool,
     /// Ranks over which a BatchNormalization computes statistics.
     pub(super) batch_norm_ranks: usize,
-    /// Whether running variances are PyTorch's, which are unbiased; ONNX's are not.
-    pub(super) unbiased_variance: bool,
+    /// Whether one of PyTorch's exporters wrote the model.
+    pub(super) from_pytorch: bool,
     /// Padding rows of tables, by initializer, where their values show them.
     pub(super) padding_rows: &'a HashMap<&'a str, usize>,
 }

@@ -482,7 +482,7 @@ impl<'a> Importer<'a> {
                     selections: &mut self.selections,
                     batch_norm_trains: self.options.batch_norm_trains,
                     batch_norm_ranks: self.options.batch_norm_ranks,
-                    unbiased_variance: self.from_pytorch,
+                    from_pytorch: self.from_pytorch,
                     padding_rows: &self.padding_rows,
                 };
                 let outcome = legacy::modernize(&mut cx).and_then(|()| (operator.convert)(&mut cx));

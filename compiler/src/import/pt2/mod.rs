@@ -38,6 +38,8 @@ use translate::{Tensor, Translator, Value, Values, declared, identity, tensor, v
 
 /// The ONNX operators that calls are rewritten as.
 const OPSET: i64 = 23;
+/// The first of them with running products.
+const OPSET_OF_PRODUCTS: i64 = 26;
 /// The key of the graph's metadata under which PyTorch's exporter states the signature.
 const SIGNATURE: &str = "pkg.torch.export.ExportedProgram.graph_signature";
 
@@ -117,11 +119,17 @@ pub(crate) fn translate(bytes: &Bytes, path: &Path, limits: Limits) -> Result<Tr
         ir_version: 10,
         producer_name: "pytorch".into(),
         producer_version: program.torch_version.clone(),
+        opset_import: vec![OperatorSetIdProto { domain: String::new(), version: opset(&graph) }],
         graph: Some(graph),
-        opset_import: vec![OperatorSetIdProto { domain: String::new(), version: OPSET }],
         ..ModelProto::default()
     };
     Ok(Translated { model, declared: translator.declared, ties, warning })
+}
+
+/// The operator set of a graph, whose newest operator decides.
+fn opset(graph: &GraphProto) -> i64 {
+    let is_newer = graph.node.iter().any(|node| node.op_type == "CumProd");
+    if is_newer { OPSET_OF_PRODUCTS } else { OPSET }
 }
 
 /// Refuses a schema of another version, before its fields are looked at.

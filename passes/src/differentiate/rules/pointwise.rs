@@ -152,7 +152,7 @@ impl Differentiate for Clip {
         let mut inside = None;
         for (f, bound) in [(CompareFn::Gt, self.min), (CompareFn::Lt, self.max)] {
             let Some(bound) = bound else { continue };
-            let bound = b.constant(dtype, bound)?;
+            let (x, bound) = b.beside(x, bound)?;
             let test = b.compare(f, x, bound)?;
             inside = Some(match inside {
                 None => test,

@@ -6,7 +6,7 @@ use frit_ir::ops::{
     AllReduce, Cast, CompareFn, Expand, LogSoftmax, LogSoftmaxGrad, Op, Reduce, ReduceFn,
     ReduceKind, Softmax, SoftmaxGrad, SumTo,
 };
-use frit_ir::{Node, Shape, ValueId};
+use frit_ir::{DType, Node, Shape, ValueId};
 
 impl Differentiate for Reduce {
     fn vjp_first(&self, b: &mut Builder<'_>, node: &Node, dy: ValueId) -> Gradients {
@@ -27,10 +27,14 @@ impl Differentiate for Reduce {
             ReduceFn::Max | ReduceFn::Min => {
                 let extreme = b.reshape(y, kept)?;
                 let hit = b.compare(CompareFn::Eq, x, extreme)?;
-                let ones = b.emit(Op::Cast(Cast { to: ty.dtype }), &[hit])?;
+                // How many there are may be more than a low dtype counts.
+                let wide = if ty.dtype.is_low_precision() { DType::F32 } else { ty.dtype };
+                let ones = b.emit(Op::Cast(Cast { to: wide }), &[hit])?;
                 let sum = Reduce { f: ReduceFn::Sum, axes: self.axes.clone(), keep_dims: true };
                 let n_hits = b.emit(Op::Reduce(sum), &[ones])?;
+                let dy = b.cast(dy, wide)?;
                 let share = b.div(dy, n_hits)?;
+                let share = b.cast(share, ty.dtype)?;
                 let zero = b.constant(ty.dtype, 0.0)?;
                 b.select(hit, share, zero)?
             }

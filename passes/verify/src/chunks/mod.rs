@@ -7,7 +7,7 @@
 use crate::index::{Ix, Kind, Var};
 use crate::lemmas::{self, Operand};
 use crate::term::{Term, TermId, Terms};
-use frit_ir::ops::{BinaryFn, Reduce, ReduceFn, Slice};
+use frit_ir::ops::{BinaryFn, Reduce, ReduceFn, Reshape, Slice};
 use frit_ir::{Node, Op, TensorType, ValueId};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -31,8 +31,6 @@ pub(crate) struct Chunk {
 pub(crate) struct Chunks {
     /// Rows of a whole.
     rows: HashMap<ValueId, Chunk>,
-    /// One row of a whole, without the axis of rows.
-    single: HashMap<ValueId, Chunk>,
     /// Sums over rows, of a whole that is the sum over all.
     sums: HashMap<ValueId, Chunk>,
 }
@@ -42,9 +40,6 @@ impl Chunks {
     pub(crate) fn hand_on(&self, value: ValueId, to: &mut Chunks, other: ValueId) {
         if let Some(chunk) = self.rows.get(&value) {
             to.rows.insert(other, chunk.clone());
-        }
-        if let Some(chunk) = self.single.get(&value) {
-            to.single.insert(other, chunk.clone());
         }
         if let Some(chunk) = self.sums.get(&value) {
             to.sums.insert(other, chunk.clone());
@@ -101,17 +96,9 @@ impl Chunks {
                     self.sums.insert(output, chunk);
                 }
             }
-            Op::Reshape(_)
-                if operands[0].sizes().split_first() == Some((&1, types[0].shape.dims())) =>
-            {
-                if let Some(chunk) = self.rows.get(&input).cloned() {
-                    self.single.insert(output, chunk);
-                }
-            }
-            Op::Reshape(_)
-                if types[0].shape.dims().split_first() == Some((&1, operands[0].sizes())) =>
-            {
-                if let Some(chunk) = self.single.get(&input).cloned() {
+            Op::Reshape(_) if self.rows.contains_key(&input) => {
+                let chunk = self.rows[&input].clone();
+                if let Some(chunk) = reshaped(t, &chunk, &operands[0].ty, types[0]) {
                     self.rows.insert(output, chunk);
                 }
             }
@@ -226,6 +213,24 @@ fn any_operand(t: &mut Terms, k: usize, ty: &TensorType, repeated: bool) -> Term
     let leaf = t.leaf(&format!("operand {k}"));
     let at = t.axes(ty.shape.dims()).split_off(usize::from(repeated));
     t.term(Term::Leaf(leaf, at.into()))
+}
+
+/// Rows in another shape: as both are consecutive elements of the whole, rows of that in the other shape.
+fn reshaped(t: &mut Terms, chunk: &Chunk, from: &TensorType, to: &TensorType) -> Option<Chunk> {
+    let elements = |ty: &TensorType| ty.shape.dims().iter().skip(1).product::<usize>();
+    let (size, other) = (elements(from), elements(to));
+    let Range { start, end } = chunk.rows;
+    let rows = |n: usize| (other > 0 && (n * size).is_multiple_of(other)).then(|| n * size / other);
+    let (start, end, of) = (rows(start)?, rows(end)?, rows(chunk.of)?);
+    if to.shape.rank() == 0 {
+        return None;
+    }
+    let ty = with_rows(from, chunk.of);
+    let whole = Operand { term: chunk.whole, ty: ty.clone(), value: None };
+    let ty = with_rows(to, of);
+    let op = Op::Reshape(Reshape { shape: ty.shape.clone() });
+    let whole = lemmas::results(t, &op, &[whole], &[&ty])[0];
+    Some(Chunk { rows: start..end, of, whole })
 }
 
 /// What parts that follow each other are together.

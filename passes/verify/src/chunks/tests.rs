@@ -14,9 +14,11 @@ struct Sums {
     added: usize,
     /// Whether chunks are slices, or one split.
     by_slices: bool,
+    /// Whether slices and results have rows of other lengths than the whole.
+    flat: bool,
 }
 
-const RIGHT: Sums = Sums { f: ReduceFn::Sum, added: usize::MAX, by_slices: true };
+const RIGHT: Sums = Sums { f: ReduceFn::Sum, added: usize::MAX, by_slices: true, flat: false };
 
 /// A head over six tokens: the loss, and the gradients of hidden states, weight and bias, in these chunks of tokens.
 fn head(chunks: &[(usize, usize)], sums: Sums) -> Graph {
@@ -46,12 +48,17 @@ fn head(chunks: &[(usize, usize)], sums: Sums) -> Graph {
         let n = end - start;
         let slice = |sizes: Vec<usize>| {
             let (mut from, step) = (vec![0; sizes.len()], vec![1; sizes.len()]);
-            from[0] = start;
+            from[0] = start * sizes[0] / n;
             Op::Slice(Slice { start: from, size: sizes, step })
         };
         let (mut part, mut own) = (rows, labels);
         if let Some(split) = parts.pop() {
             (part, own) = split;
+        } else if n < 6 && sums.flat {
+            let elements = op(reshape(&[24]), &[rows])[0];
+            let elements = op(slice(vec![n * 4]), &[elements])[0];
+            part = op(reshape(&[n, 4]), &[elements])[0];
+            own = op(slice(vec![n]), &[labels])[0];
         } else if n < 6 {
             part = op(slice(vec![n, 4]), &[rows])[0];
             own = op(slice(vec![n]), &[labels])[0];
@@ -62,8 +69,10 @@ fn head(chunks: &[(usize, usize)], sums: Sums) -> Graph {
         let seed = op(Op::Expand(Expand { shape: [n].into() }), &[scale])[0];
         let slope = Op::CrossEntropyGrad(CrossEntropyGrad { ignore_index, classes });
         let slope = op(slope, &[seed, logits, own, loss[1]])[0];
-        losses.push(loss[0]);
-        hidden.push(op(matmul(false, false), &[slope, w])[0]);
+        let of_part = op(matmul(false, false), &[slope, w])[0];
+        let [column, pairs] = [&[n, 1], &[n * 2, 2]].map(|shape| reshape(shape));
+        losses.push(if sums.flat { op(column, &[loss[0]])[0] } else { loss[0] });
+        hidden.push(if sums.flat { op(pairs, &[of_part])[0] } else { of_part });
         weights.push(op(matmul(true, false), &[slope, part])[0]);
         let reduce = Reduce { f: sums.f, axes: vec![0], keep_dims: false };
         biases.push(op(Op::Reduce(reduce), &[slope])[0]);
@@ -104,9 +113,9 @@ fn chunks_are_shown_to_be_the_whole() {
         &[(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6)],
     ];
     for chunks in cases {
-        for by_slices in [true, false] {
-            let sums = Sums { by_slices, ..RIGHT };
-            assert_eq!(wrong(chunks, sums), Vec::<String>::new(), "{chunks:?}");
+        for (by_slices, flat) in [(true, false), (false, false), (true, true), (false, true)] {
+            let sums = Sums { by_slices, flat, ..RIGHT };
+            assert_eq!(wrong(chunks, sums), Vec::<String>::new(), "{chunks:?} {flat}");
         }
     }
 }
@@ -114,6 +123,9 @@ fn chunks_are_shown_to_be_the_whole() {
 #[test]
 fn wrong_chunks_are_not() {
     let all = ["db", "dw", "dx", "loss"];
+    let flat = Sums { flat: true, ..RIGHT };
+    assert_eq!(wrong(&[(0, 2), (2, 4), (3, 5)], flat), all);
+    assert_eq!(wrong(&[(2, 4), (0, 2), (4, 6)], flat), ["dx", "loss"]);
     // A chunk twice, one beside its place, two exchanged.
     assert_eq!(wrong(&[(0, 2), (2, 4), (2, 4)], RIGHT), all);
     assert_eq!(wrong(&[(0, 2), (2, 4), (3, 5)], RIGHT), all);

@@ -118,9 +118,12 @@ impl<'w> Term<'w> {
         Term::all(op, operands)[0]
     }
 
-    /// A constant without axes, of this element type.
+    /// A constant without axes, of this element type, or f32 if that does not hold it.
     pub(super) fn number(self, value: f64) -> Term<'w> {
-        self.constant(Tensor::splat(TensorType::scalar(self.dtype()), value))
+        let own = self.dtype();
+        let is_held = !own.is_low_precision() || own.round(value) == value;
+        let dtype = if is_held { own } else { DType::F32 };
+        self.constant(Tensor::splat(TensorType::scalar(dtype), value))
     }
 
     pub(super) fn constant(self, value: Tensor) -> Term<'w> {

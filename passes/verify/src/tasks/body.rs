@@ -3,13 +3,13 @@
 //! What works on single elements is done to every piece of a flat tensor, in the shape of the piece: the step of a flat group is that of
 //! each of its parameters, wherever ranks divide it.
 
-use super::flat::{Flat, Piece, Table, What};
+use super::flat::{Flat, Piece, Table, What, is_of_one};
 use super::memory::Content;
-use super::{Machine, Stated, refused};
+use super::{KEPT, Machine, Stated, refused};
 use frit_ir::ops::{
     Adafactor, AdafactorPart, BinaryFn, Concat, Constant, Expand, OptimizerKind, Reshape, Slice,
 };
-use frit_ir::plan::{GroupId, Segment};
+use frit_ir::plan::GroupId;
 use frit_ir::{DType, Graph, Node, Op, Shape, Tensor, TensorType, ValueId};
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
@@ -190,7 +190,14 @@ impl Machine<'_> {
         if let Op::ScaledCast(cast) = op {
             dtypes = vec![cast.to];
         }
-        let flat = |(pieces, dtype)| Flat { dtype, pieces, gradients: None, ..Flat::clone(&first) };
+        let resharded = flats().all(|f| f.resharded);
+        let flat = |(pieces, dtype)| Flat {
+            dtype,
+            pieces,
+            gradients: None,
+            resharded,
+            ..Flat::clone(&first)
+        };
         let flats = results.into_iter().zip(dtypes).map(flat);
         Ok(flats.map(|flat| Operand::Flat(Rc::new(flat))).collect())
     }
@@ -241,15 +248,13 @@ impl Machine<'_> {
                     values.push(*value);
                     continue;
                 }
+                Operand::Flat(flat) if flat.resharded => return Err(refused(KEPT)),
                 Operand::Flat(flat) => flat,
                 _ => return Err(refused("statistics of a table")),
             };
             if let Some(group) = flat.gradients.map(|group| &plan.groups[group]) {
-                let is_inside = |piece: &Piece| {
-                    let end = piece.begin + piece.numel;
-                    let has = |s: &Segment| s.offset <= piece.begin && end <= s.offset + s.numel;
-                    piece.what == What::Zero || group.segments.iter().any(has)
-                };
+                let is_inside =
+                    |piece: &Piece| piece.what == What::Zero || is_of_one(piece, &group.segments);
                 let alike = (group.numel, group.shards()) == (flat.numel, flat.shards);
                 if !alike || !flat.pieces.iter().all(is_inside) {
                     return Err(refused("gradients are of another group, or not padded by zeros"));
@@ -275,6 +280,9 @@ impl Machine<'_> {
         let Some(Operand::Table(Table::Params(group), row)) = operands.first() else {
             return Err(refused("a parameter begins elsewhere"));
         };
+        if operands.iter().any(|x| matches!(x, Operand::Flat(flat) if flat.resharded)) {
+            return Err(refused(KEPT));
+        }
         let segment = self.plan.groups[*group].segments.get(*row);
         let segment = *segment.ok_or_else(|| refused("no such parameter"))?;
         let of_parameter = match op.part {
@@ -342,18 +350,25 @@ impl Machine<'_> {
         // In rows, as the graph concatenates such pieces, or else as the first axis of the shape has them.
         let sizes: Vec<usize> = flat.pieces.iter().map(|p| p.numel).collect();
         let first = shape.dims().iter().position(|n| *n > 1).unwrap_or(0);
-        let of_shape = || shape.dims().iter().skip(first + 1).product();
+        let of_shape = || shape.dims().iter().skip(first + 1).copied().collect();
         let joined = (sizes, shape.clone(), self.task_region, self.origin.clone());
-        let row = self.rows.get(&joined).copied().unwrap_or_else(of_shape).max(1);
-        let is_of_rows = |p: &Piece| p.begin.is_multiple_of(row) && p.numel.is_multiple_of(row);
-        let row = if flat.pieces.iter().all(is_of_rows) { row } else { 1 };
+        let mut row: Vec<usize> = self.rows.get(&joined).cloned().unwrap_or_else(of_shape);
+        let is_of_rows = |n: usize, row: &[usize]| match row.iter().product() {
+            0 => false,
+            size => n.is_multiple_of(size),
+        };
+        if flat.pieces.iter().any(|p| !is_of_rows(p.begin, &row) || !is_of_rows(p.numel, &row)) {
+            row = vec![];
+        }
+        let size: usize = row.iter().product();
         let mut parts = vec![];
         for piece in &flat.pieces {
-            let own = Shape::from([piece.numel / row, row]);
+            let own = Shape([&[piece.numel / size], &row[..]].concat());
             parts.push(self.piece(*piece, flat.dtype, &own)?);
         }
         let all = match parts[..] {
-            [] => self.zeros(flat.dtype, shape)?,
+            [] if shape.numel() == 0 => self.zeros(flat.dtype, shape)?,
+            [] => return Err(refused("nothing is read as a tensor")),
             [part] => part,
             _ => self.add(Op::Concat(Concat { axis: 0 }), &parts)?[0],
         };
@@ -410,7 +425,7 @@ impl Machine<'_> {
         let numel = ty.shape.numel();
         let piece = Piece { begin: 0, numel, what: What::Of(value, 0) };
         let pieces = if numel == 0 { vec![] } else { vec![piece] };
-        Flat { dtype: ty.dtype, numel, shards: 1, pieces, gradients: None }
+        Flat { dtype: ty.dtype, numel, shards: 1, pieces, gradients: None, resharded: false }
     }
 
     pub(super) fn numel(&self, value: ValueId) -> usize {

@@ -1,6 +1,6 @@
 //! Dense tensors as pieces of values, one behind the other.
 
-use frit_ir::plan::GroupId;
+use frit_ir::plan::{GroupId, Segment};
 use frit_ir::{DType, ValueId};
 
 /// What the elements of a piece are.
@@ -36,6 +36,12 @@ impl Piece {
     }
 }
 
+/// Whether a piece lies within one of these parameters.
+pub(super) fn is_of_one(piece: &Piece, segments: &[Segment]) -> bool {
+    let end = piece.begin + piece.numel;
+    segments.iter().any(|s| s.offset <= piece.begin && end <= s.offset + s.numel)
+}
+
 /// A tensor of consecutive pieces that are not empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Flat {
@@ -48,6 +54,8 @@ pub(super) struct Flat {
     pub(super) pieces: Vec<Piece>,
     /// The group of which it has the gradients, if it is read from where those are.
     pub(super) gradients: Option<GroupId>,
+    /// Whether ranks have a part because each kept one of what all had; a graph has no word for that.
+    pub(super) resharded: bool,
 }
 
 impl Flat {

@@ -27,7 +27,8 @@ impl<'a> Machine<'a> {
             leaves: vec![],
             fed: plan.fed().map(|(buffer, _)| buffer).collect(),
             gradients: HashMap::new(),
-            within: HashMap::new(),
+            begun: HashMap::new(),
+            changed: HashMap::new(),
             rows: rows(lowered),
             task_region: Region::Forward,
         };
@@ -90,10 +91,9 @@ impl<'a> Machine<'a> {
 
     /// A leaf that has a place for itself.
     fn leaf(&mut self, op: Op, place: Place) -> Stated<()> {
-        let state = if let Op::State(state) = &op { Some(state.name.clone()) } else { None };
         let value = self.add(op, &[])?[0];
         self.memory.write(&place, &Rc::new(self.flat_of(value)))?;
-        self.leaves.push(Leaf { value, place, begin: 0, state });
+        self.leaves.push(Leaf { value, place, begin: 0 });
         Ok(())
     }
 
@@ -109,7 +109,7 @@ impl<'a> Machine<'a> {
         let param = |spec: &ParamSpec| Op::Param(leaf_of(spec, Some((group, group.dtype))));
         let ty = part(group.dtype, true);
         let master = Place { buffer: group.master, offset: 0, ty };
-        let masters = self.along(group, master, None, &between, param)?;
+        let masters = self.along(group, master, true, &between, param)?;
         for state in &group.states {
             let bytes = plan.buffers[state.buffer].bytes;
             let is_part = bytes == 4 * group.shard_numel;
@@ -121,7 +121,7 @@ impl<'a> Machine<'a> {
                 Op::State(State { name: state.name.clone(), of, ty, init: state.init, sharded })
             };
             let none = if state.init == 0.0 { &between } else { &Unread::All };
-            self.along(group, place, Some(is_part), none, leaf)?;
+            self.along(group, place, is_part, none, leaf)?;
         }
         for copy in &group.copies {
             let mut pieces = masters.pieces.clone();
@@ -144,12 +144,12 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// A tensor that is parallel to a group, with a leaf for each parameter.
+    /// A tensor that is parallel to a group, or to the part of it that a rank has, with a leaf for each parameter.
     fn along(
         &mut self,
         group: &Group,
         place: Place,
-        is_part: Option<bool>,
+        is_part: bool,
         between: &Unread,
         leaf: impl Fn(&ParamSpec) -> Op,
     ) -> Stated<Rc<Flat>> {
@@ -158,7 +158,6 @@ impl<'a> Machine<'a> {
         for segment in &group.segments {
             between.fill(&mut pieces, end..segment.offset);
             let op = leaf(&plan.params[segment.param]);
-            let state = if let Op::State(state) = &op { Some(state.name.clone()) } else { None };
             let value: ValueId = self.add(op, &[])?[0];
             let numel = self.numel(value);
             if numel != segment.numel || segment.offset < end {
@@ -168,28 +167,35 @@ impl<'a> Machine<'a> {
             if numel > 0 {
                 pieces.push(Piece { begin, numel, what: What::Of(value, 0) });
             }
-            self.leaves.push(Leaf { value, place: place.clone(), begin, state });
+            self.leaves.push(Leaf { value, place: place.clone(), begin });
             end = begin + numel;
         }
         between.fill(&mut pieces, end..group.numel);
-        let shards = if is_part.unwrap_or(true) { group.shards() } else { 1 };
+        let shards = if is_part { group.shards() } else { 1 };
         let dtype = place.ty.dtype;
-        let flat = Rc::new(Flat { dtype, numel: group.numel, shards, pieces, gradients: None });
+        let flat = Rc::new(Flat {
+            dtype,
+            numel: group.numel,
+            shards,
+            pieces,
+            gradients: None,
+            resharded: false,
+        });
         self.memory.write(&place, &flat)?;
         Ok(flat)
     }
 }
 
-/// Elements of the rows of concatenations. One whose operands are written into its place is known by their sizes, by who reads it or a
+/// The shapes of the rows of concatenations. One whose operands are written into its place is known by their sizes, by who reads it or a
 /// reshape of it, and in which shape; read as rows of another size, it is the same, but not recognized as that by its form.
-fn rows(graph: &Graph) -> HashMap<Joined, usize> {
+fn rows(graph: &Graph) -> HashMap<Joined, Vec<usize>> {
     let users = graph.users();
     let mut rows = HashMap::new();
     for (_, node) in graph.nodes() {
         let Op::Concat(concat) = &node.op else { continue };
         let dims = graph.ty(node.outputs[0]).shape.dims();
         let sizes: Vec<usize> = node.inputs.iter().map(|v| graph.ty(*v).shape.numel()).collect();
-        let row: usize = dims[concat.axis + 1..].iter().product();
+        let row = dims[concat.axis + 1..].to_vec();
         let mut views = vec![node.outputs[0]];
         while let Some(value) = views.pop() {
             for user in users[value.0 as usize].iter().map(|id| graph.node(*id)) {
@@ -198,7 +204,7 @@ fn rows(graph: &Graph) -> HashMap<Joined, usize> {
                     continue;
                 }
                 let shape = graph.ty(value).shape.clone();
-                rows.insert((sizes.clone(), shape, user.region, user.origin.clone()), row);
+                rows.insert((sizes.clone(), shape, user.region, user.origin.clone()), row.clone());
             }
         }
     }

@@ -216,7 +216,14 @@ impl<'a> Memory<'a> {
             }
             pieces.push(Piece { begin: at / size, numel: range.len() / size, what });
         }
-        Ok(Content::Flat(Rc::new(Flat { dtype, numel, shards: 1, pieces, gradients })))
+        Ok(Content::Flat(Rc::new(Flat {
+            dtype,
+            numel,
+            shards: 1,
+            pieces,
+            gradients,
+            resharded: false,
+        })))
     }
 
     /// Begins a phase that repeats. What ran before it, once, has read nothing that is another at each repetition.

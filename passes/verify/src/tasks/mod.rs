@@ -17,7 +17,7 @@ mod rules;
 use crate::reading::Ranks;
 use crate::unstated::Unstated;
 use flat::{Flat, What};
-use frit_ir::ops::{AllGather, AllReduce, ReduceScatter, StateName};
+use frit_ir::ops::{AllGather, AllReduce, ReduceScatter};
 use frit_ir::plan::{Action, BufferId, Group, GroupId, PhaseName, Place, Plan, Task};
 use frit_ir::{Graph, Op, Origin, Region, Shape, Tensor, ValueId};
 use memory::{Content, Memory};
@@ -26,6 +26,9 @@ use std::rc::Rc;
 
 /// What is said of a plan, or why nothing is.
 type Stated<T> = Result<T, Unstated>;
+
+/// Of such a part a graph says that it is whole, so nothing may be added up over ranks of it.
+const KEPT: &str = "a part of what every rank had is read as one of a group";
 
 fn refused(why: impl Into<String>) -> Unstated {
     Unstated::new("tasks", &Origin::none(), why)
@@ -69,7 +72,7 @@ struct Machine<'a> {
     plan: &'a Plan,
     memory: Memory<'a>,
     graph: Graph,
-    /// Where the task stands that is executed.
+    /// Where nodes are added: of the task that is executed, whether it is of the update, and its origin.
     region: Region,
     origin: Origin,
     /// The leaves of parameters and state, and where they are.
@@ -78,11 +81,13 @@ struct Machine<'a> {
     fed: Vec<BufferId>,
     /// The gradients of each group, when they are reduced.
     gradients: HashMap<GroupId, Rc<Flat>>,
-    /// What the state within a step becomes by a micro-step, by buffer.
-    within: HashMap<BufferId, Rc<Flat>>,
+    /// What leaves hold when a micro-step begins, by buffer.
+    begun: HashMap<BufferId, Rc<Flat>>,
+    /// What those become by it which it changes.
+    changed: HashMap<BufferId, Rc<Flat>>,
     /// See [`leaves::rows`].
-    rows: HashMap<Joined, usize>,
-    /// The region of the task.
+    rows: HashMap<Joined, Vec<usize>>,
+    /// The region that the task itself names, which tells rows of a forward from those of a backward pass.
     task_region: Region,
 }
 
@@ -95,10 +100,8 @@ struct Leaf {
     value: ValueId,
     /// All that is kept at its place.
     place: Place,
-    /// The elements of all ranks there that are its own.
+    /// The first element of all ranks there that is its own.
     begin: usize,
-    /// The state that it is, if it is not a parameter.
-    state: Option<StateName>,
 }
 
 impl<'a> Machine<'a> {
@@ -112,11 +115,11 @@ impl<'a> Machine<'a> {
         for phase in &plan.phases {
             let repeats = phase.name == PhaseName::MicroStep;
             if repeats {
-                let within =
-                    |leaf: &&Leaf| leaf.state.as_ref().is_some_and(|s| !s.is_per_element());
+                let within = |leaf: &&Leaf| self.state(leaf).is_some_and(|s| !s.is_per_element());
                 let within = self.leaves.iter().filter(within).map(|leaf| leaf.place.buffer);
                 let changing: Vec<BufferId> = within.chain(self.fed.iter().copied()).collect();
                 self.memory.begin_repeated(&changing)?;
+                self.begun = self.held()?;
             }
             for task in phase.tasks().map(|i| &plan.tasks[i]) {
                 let of_update = matches!(phase.name, PhaseName::Reduce | PhaseName::Update);
@@ -133,7 +136,7 @@ impl<'a> Machine<'a> {
                 let leaves = self.leaves.iter().map(|leaf| leaf.place.buffer);
                 let own: Vec<BufferId> = leaves.chain(self.fed.iter().copied()).collect();
                 self.memory.end_repeated(&own)?;
-                self.keep_within()?;
+                self.keep()?;
             }
             if phase.name == PhaseName::Reduce || repeats && !has_reduce {
                 for gradient in &plan.gradients {
@@ -145,9 +148,10 @@ impl<'a> Machine<'a> {
         self.memory.check_fixed()
     }
 
-    /// What a place holds, which is no table.
+    /// What a place holds, which is no table, and no part of what every rank had.
     fn flat(&mut self, place: &Place) -> Stated<Rc<Flat>> {
         match self.memory.read(place)? {
+            Content::Flat(flat) if flat.resharded => Err(refused(KEPT)),
             Content::Flat(flat) => Ok(flat),
             Content::Table(..) => Err(refused("a table is read as a tensor")),
         }
@@ -177,13 +181,16 @@ impl<'a> Machine<'a> {
                 Ok(())
             }
             Action::AllGather { group, ranks, send, recv } => {
-                let flat = self.flat(send)?;
+                let Content::Flat(flat) = self.memory.read(send)? else {
+                    return Err(refused("a table is gathered"));
+                };
                 let g = &self.plan.groups[*group];
-                if flat.shards != ranks.unwrap_or(g.shards()) || flat.numel != g.numel {
+                let is_part = flat.shards == ranks.unwrap_or(g.shards());
+                if !is_part || flat.numel != g.numel || flat.resharded != ranks.is_some() {
                     return Err(refused("other parts are gathered than ranks have"));
                 }
                 let op = Op::AllGather(AllGather { unit: g.unit });
-                let whole = Flat { shards: 1, ..self.each(&flat, &op)? };
+                let whole = Flat { shards: 1, resharded: false, ..self.each(&flat, &op)? };
                 self.memory.write(recv, &Rc::new(whole))
             }
             Action::Reshard { group, ranks, from, to } => {
@@ -191,7 +198,8 @@ impl<'a> Machine<'a> {
                 if flat.shards != 1 || flat.numel != self.plan.groups[*group].numel {
                     return Err(refused("a part is kept of what is no whole"));
                 }
-                self.memory.write(to, &Rc::new(Flat { shards: *ranks, ..Flat::clone(&flat) }))
+                let part = Flat { shards: *ranks, resharded: true, ..Flat::clone(&flat) };
+                self.memory.write(to, &Rc::new(part))
             }
             Action::ReduceScatter { group, reduce, send, recv } => {
                 let flat = self.flat(send)?;

@@ -1,11 +1,12 @@
 //! What a step leaves: the next values of parameters and state, gradients, metrics and results, and what the next step begins with.
 
-use super::flat::{Flat, Piece, What};
+use super::flat::{Flat, Piece, What, is_of_one};
 use super::{Leaf, Machine, Stated, Tasks, refused, rules};
 use frit_ir::ops::{Cast, Expand, StateName};
 use frit_ir::plan::{BufferId, MetricName, Place, Segment};
 use frit_ir::{Graph, Op, Origin, OutputKind, Region, Shape, TensorType, ValueId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 use std::rc::Rc;
 
 /// Whether state is reset after every step. Levels of a tree are read only after the step wrote them.
@@ -14,18 +15,31 @@ fn is_reset(state: &StateName) -> bool {
 }
 
 impl Machine<'_> {
-    /// Notes what a micro-step makes of the state within a step.
-    pub(super) fn keep_within(&mut self) -> Stated<()> {
-        for place in self.places(|state| state.is_some_and(StateName::is_within_step)) {
-            let flat = self.flat(&place)?;
-            self.within.insert(place.buffer, flat);
-        }
+    /// What the leaves hold now, by buffer.
+    pub(super) fn held(&mut self) -> Stated<HashMap<BufferId, Rc<Flat>>> {
+        let places = self.places(|_| true).into_iter();
+        places.map(|place| Ok((place.buffer, self.flat(&place)?))).collect()
+    }
+
+    /// Notes what a micro-step makes of the leaves that it changes.
+    pub(super) fn keep(&mut self) -> Stated<()> {
+        let begun = std::mem::take(&mut self.begun);
+        let is_other = |(buffer, flat): &(BufferId, Rc<Flat>)| begun.get(buffer) != Some(flat);
+        self.changed = self.held()?.into_iter().filter(is_other).collect();
         Ok(())
+    }
+
+    /// The state that a leaf is, if it is not a parameter.
+    pub(super) fn state(&self, leaf: &Leaf) -> Option<&StateName> {
+        match &self.graph.def(leaf.value).op {
+            Op::State(state) => Some(&state.name),
+            _ => None,
+        }
     }
 
     /// The places of leaves of this state, each once.
     fn places(&self, of: impl Fn(Option<&StateName>) -> bool) -> Vec<Place> {
-        let chosen = self.leaves.iter().filter(|leaf| of(leaf.state.as_ref()));
+        let chosen = self.leaves.iter().filter(|leaf| of(self.state(leaf)));
         let places: BTreeMap<BufferId, &Place> =
             chosen.map(|leaf| (leaf.place.buffer, &leaf.place)).collect();
         places.into_values().cloned().collect()
@@ -35,18 +49,23 @@ impl Machine<'_> {
     pub(super) fn outputs(mut self, graph: &Graph) -> Stated<Tasks> {
         self.origin = Origin::none();
         self.region = Region::Update;
-        let mut kept: HashMap<BufferId, Rc<Flat>> = HashMap::new();
-        for place in self.places(|_| true) {
-            let flat = self.flat(&place)?;
-            kept.insert(place.buffer, flat);
-        }
+        let mut kept = self.held()?;
         for place in self.places(|state| state.is_some_and(is_reset)) {
             if kept[&place.buffer].pieces.iter().any(|piece| piece.what != What::Zero) {
                 let name = &self.plan.buffers[place.buffer].name;
                 return Err(refused(format!("`{name}` is not zero after the step")));
             }
         }
-        kept.extend(std::mem::take(&mut self.within));
+        // What a micro-step changes, the next one begins with, so nothing else may change it in between.
+        for place in self.places(|state| !state.is_some_and(StateName::is_within_step)) {
+            let changed = self.changed.get(&place.buffer);
+            if changed.is_some_and(|flat| *flat != kept[&place.buffer]) {
+                let name = &self.plan.buffers[place.buffer].name;
+                let what = format!("`{name}` is changed by the micro-steps and again by the step");
+                return Err(refused(what));
+            }
+        }
+        kept.extend(std::mem::take(&mut self.changed));
         self.check_gaps(&kept)?;
         self.check_copies(&kept)?;
         self.carries(graph, &kept)?;
@@ -66,8 +85,29 @@ impl Machine<'_> {
             let value = self.whole(&flat, &place.ty.shape)?;
             self.graph.add_output(&output.name, value, output.kind);
         }
+        self.check_names(graph)?;
         let expected = rules::written_out(&with_whole_gradients(graph)?)?;
         Ok(Tasks { expected, computed: self.graph })
+    }
+
+    /// Whether the graph has all metrics and results that the plan names.
+    fn check_names(&self, graph: &Graph) -> Stated<()> {
+        let has = |kind: OutputKind, is: &dyn Fn(&str) -> bool| {
+            graph.outputs.iter().any(|output| output.kind == kind && is(&output.name))
+        };
+        let is_metric = |name: &MetricName| {
+            has(OutputKind::Metric, &|n| MetricName::of(n).as_ref() == Some(name))
+        };
+        let other = self.plan.metrics.iter().find(|metric| !is_metric(&metric.name));
+        let is_result = |name: &str| has(OutputKind::Result, &|n| n == name);
+        let results = self.plan.eval.iter().flat_map(|eval| &eval.outputs);
+        let other = other
+            .map(|metric| metric.name.to_string())
+            .or_else(|| results.map(|o| o.name.clone()).find(|name| !is_result(name)));
+        match other {
+            Some(name) => Err(refused(format!("the graph has no `{name}`"))),
+            None => Ok(()),
+        }
     }
 
     /// Where a result of an evaluation is; the statistics are what is no output of the model.
@@ -83,13 +123,8 @@ impl Machine<'_> {
             let states = group.states.iter().map(|state| state.buffer);
             for buffer in [group.master].into_iter().chain(states) {
                 let Some(flat) = kept.get(&buffer) else { continue };
-                let inside = |piece: &Piece| {
-                    group.segments.iter().any(|s| {
-                        s.offset <= piece.begin && piece.begin + piece.numel <= s.offset + s.numel
-                    })
-                };
                 let is_kept = |piece: &Piece| match piece.what {
-                    What::Of(..) => inside(piece),
+                    What::Of(..) => is_of_one(piece, &group.segments),
                     What::Zero => true,
                     What::Unknown => self.plan.eval.is_some(),
                 };
@@ -136,9 +171,11 @@ impl Machine<'_> {
             graph.outputs.iter().map(|output| crate::key_of(graph, output)).collect();
         for Leaf { value, place, begin, .. } in std::mem::take(&mut self.leaves) {
             let shape = self.graph.ty(value).shape.clone();
+            let flat = &kept[&place.buffer];
+            self.region = self.region_of(flat, begin..begin + shape.numel())?;
             let next = match shape.numel() {
                 0 => value,
-                _ => self.segment(&kept[&place.buffer], begin, &shape)?,
+                _ => self.segment(flat, begin, &shape)?,
             };
             let name = self.graph.value(value).name.as_deref().unwrap_or("").to_string();
             self.graph.add_output(&name, next, OutputKind::Carry(value));
@@ -149,6 +186,21 @@ impl Machine<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The part of a step that computed these elements.
+    fn region_of(&self, flat: &Flat, elements: Range<usize>) -> Stated<Region> {
+        let is_of = |p: &&Piece| p.begin < elements.end && elements.start < p.begin + p.numel;
+        let mut region = None;
+        for piece in flat.pieces.iter().filter(is_of) {
+            let What::Of(value, _) = piece.what else { continue };
+            let node = self.graph.def(value);
+            let is_update = node.region == Region::Update;
+            if !node.op.is_leaf() && region.replace(is_update).is_some_and(|one| one != is_update) {
+                return Err(refused("a tensor is computed partly by the micro-steps"));
+            }
+        }
+        Ok(if region == Some(false) { Region::Forward } else { Region::Update })
     }
 
     /// The elements of a flat tensor from this one on, in this shape.
@@ -166,7 +218,8 @@ impl Machine<'_> {
         });
         // The parts of all ranks together.
         let pieces = pieces.collect();
-        let own = Flat { dtype: flat.dtype, numel, shards: 1, pieces, gradients: None };
+        let own =
+            Flat { dtype: flat.dtype, numel, shards: 1, pieces, gradients: None, resharded: false };
         self.whole(&own, shape)
     }
 

@@ -29,7 +29,7 @@ fn batch_norm(cx: &mut NodeContext<'_>) -> Outcome {
     for (i, &batch) in results[1..].iter().enumerate() {
         let leaf = cx.input(3 + i)?;
         let old = renewed(cx, leaf);
-        let unbiased = i == 1 && cx.unbiased_variance;
+        let unbiased = i == 1 && cx.from_pytorch;
         let correction = if unbiased { unbiasing(&cx.dims(x), cx.batch_norm_ranks) } else { 1.0 };
         let next = blend(cx, old, batch, (momentum, (1.0 - momentum) * correction))?;
         renew(cx, leaf, next);

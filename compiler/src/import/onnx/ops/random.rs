@@ -145,11 +145,13 @@ fn unseeded(cx: &NodeContext<'_>) -> u32 {
 }
 
 /// `(x, ratio, training_mode)` → `(y, mask)`: in training, elements are kept with probability 1 − ratio
-/// and divided by it. The attribute `seed` is the exporter's; the plan's own seed decides.
+/// and divided by it. The attribute `seed` is the exporter's; the plan's own seed decides. Without `training_mode` nothing is dropped,
+/// but by PyTorch's exporters, which write the dropout of attention weights so, and only where the module drops.
 fn dropout(cx: &mut NodeContext<'_>) -> Outcome {
     let x = cx.input(0)?;
     let ratio = cx.known_scalar(1, "the ratio")?.unwrap_or(0.5);
-    let training = cx.known_scalar(2, "training_mode")?.unwrap_or(0.0) != 0.0;
+    let training = cx.known_scalar(2, "training_mode")?.map(|mode| mode != 0.0);
+    let training = training.unwrap_or(cx.from_pytorch);
     if !(0.0..=1.0).contains(&ratio) {
         return misfit(format!("ratio {ratio} is not a probability"));
     }

@@ -89,6 +89,21 @@ fn values_of_attributes_are_refused_with_their_node() {
     assert!(import(&off, &batch()).is_ok());
 }
 
+/// As PyTorch's exporters write the dropout of attention weights, and only where the module drops.
+#[test]
+fn a_dropout_without_a_mode_drops_if_pytorch_wrote_it() {
+    let drops = |producer: &str, ratio: f32| {
+        let dropout = node("Dropout", &["x", "r"], &["y"]);
+        let mut m = model(x(), vec![floats("r", &[], &[ratio])], vec![dropout], &["y"]);
+        m.producer_name = producer.into();
+        let imported = import(&m, &batch()).unwrap_or_else(|e| panic!("{e}"));
+        imported.graph.nodes().any(|(_, n)| matches!(n.op, frit_ir::Op::RandomMask(_)))
+    };
+    assert!(drops("pytorch", 0.5));
+    assert!(!drops("pytorch", 0.0));
+    assert!(!drops("backend-test", 0.5));
+}
+
 #[test]
 fn misfits_show_operands() {
     let matmul = node("MatMul", &["x", "w"], &["y"]);
