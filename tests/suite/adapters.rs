@@ -252,6 +252,28 @@ fn targets_that_have_no_weight_are_refused() {
     assert!(trained(&plan).iter().all(|n| !n.contains("wpe") && n.contains(".lora_")));
 }
 
+/// A frozen matrix of an adapter is drawn, so no other file has it.
+#[test]
+fn frozen_matrices_are_saved_with_what_trains() {
+    let frozen = "params.frozen=[\"**.lora_A.*\"]";
+    let settings = [&LLAMA[..], &["precision.compute=fp32", frozen]].concat();
+    let planned = plan("tests/models/llama/model.onnx", 4, &settings);
+    let exported = [true, false].map(|trained_only| {
+        let saved = planned.dir.path().join(format!("saved-{trained_only}.safetensors"));
+        let some = RunOptions { save: Some(saved.clone()), trained_only, ..options("llama", 2) };
+        train(&planned, &some);
+        let read = Trained::of_plan(&planned.path(), &saved).unwrap_or_else(|e| panic!("{e}"));
+        let folder = planned.dir.path().join("adapter");
+        let files = export::peft(&read, &folder).unwrap_or_else(|e| panic!("{e}"));
+        let model = planned.dir.path().join("merged.onnx");
+        let options = export::Options::default();
+        export::onnx(&read, &options, &model).unwrap_or_else(|e| panic!("{e}"));
+        (tensors(&files[0]), std::fs::read(&model).expect("the model"))
+    });
+    assert!(exported[0] == exported[1]);
+    assert!(exported[0].0.keys().any(|name| name.contains("lora_A")));
+}
+
 #[test]
 fn a_matrix_of_adapters_may_be_frozen() {
     let settings = ["adapter.kind=lora", "adapter.targets=[\"**.c_attn\"]"];

@@ -435,10 +435,9 @@ fn the_page_says_which_outputs_are_equal_bit_for_bit() {
           model: models/gpt2/model.onnx (sha256 a18984723900011195abbc4d9af011f5188bb37e80ff9146e6023cbc7724ac3c)
           9 passes changed nothing
           equal bit for bit: canonicalize, recompute, simplify
-          equal but for f32 rounding, such as the order of sums: raise, chunk_loss, fuse
+          equal but for f32 rounding, such as the order of sums: raise, chunk_loss, fuse, lower
           equal but for rounding: autocast
           as stated: loss, differentiate, update, shard
-          assumed: lower
           evaluation: 7 passes changed nothing
           evaluation: equal bit for bit: canonicalize, simplify, lower
           evaluation: equal bit for bit but for 16-bit values that regions keep in f32: fuse

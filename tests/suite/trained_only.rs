@@ -3,9 +3,12 @@
 
 use crate::frozen::tensors;
 use crate::pairs::{Row, rows};
-use crate::support::{Planned, file, plan_to_evaluate, plan_to_evaluate_configured};
+use crate::support::{
+    Planned, file, plan_to_evaluate, plan_to_evaluate_at, plan_to_evaluate_configured,
+};
 use clap::Parser;
 use frit::commands::{Cli, execute};
+use frit::export::{self, Trained};
 use frit_runtime::checkpoint::{Checkpoint, CheckpointOptions};
 use frit_runtime::eval::{self, evaluate};
 use frit_runtime::run::{RunOptions, RunReport, run};
@@ -156,6 +159,36 @@ fn it_goes_on_bit_for_bit_whatever_it_is_crossed_with() {
         let loss = report.expect("rank 0").loss.expect("a loss");
         assert_eq!(validation.last(), Some(&(STEPS, loss)), "{words:?}");
     }
+}
+
+/// As a plan of a module outlives the file that the module was exported to, with its weights beside.
+#[test]
+fn it_is_exported_when_the_model_is_gone() {
+    let planned = plan_to_evaluate(&model_of("mlp"), 2, &SETTINGS);
+    let dir = tempfile::tempdir().expect("a directory");
+    let saved = |planned: &Planned, trained_only: bool| {
+        let of = |name: &str| dir.path().join(format!("{name}-{trained_only}.safetensors"));
+        let all = RunOptions { trained_only, ..options("mlp", dir.path(), 1) };
+        let all = RunOptions { checkpoint: None, save: Some(of("saved")), ..all };
+        train(planned, &all);
+        of("saved")
+    };
+    let export = |planned: &Planned, weights: &Path, to: &str, external_data: bool| {
+        let trained = Trained::of_plan(&planned.path(), weights).unwrap_or_else(|e| panic!("{e}"));
+        let options = export::Options { external_data, ..export::Options::default() };
+        let to = dir.path().join(to);
+        export::onnx(&trained, &options, &to).unwrap_or_else(|e| panic!("{e}"));
+        to
+    };
+    let model = export(&planned, &saved(&planned, false), "model.onnx", true);
+    let planned = plan_to_evaluate_at(&model, 2, &SETTINGS);
+    std::fs::remove_file(&model).expect("removed");
+    std::fs::remove_file(dir.path().join("model.onnx.data")).expect("removed");
+    let [whole, part] = [false, true].map(|trained_only| {
+        let weights = saved(&planned, trained_only);
+        std::fs::read(export(&planned, &weights, "exported.onnx", false)).expect("written")
+    });
+    assert!(whole == part);
 }
 
 const SETTINGS: [&str; 2] = ["params.frozen=[\"fc1.*\", \"fc2.weight\"]", "sharding.ranks=2"];

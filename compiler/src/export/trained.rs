@@ -32,16 +32,43 @@ pub struct Trained {
 }
 
 enum Values {
-    /// A file of weights, its header, and where its data begin.
+    /// A file of weights, and the plan's, which has what that left out.
     File {
         path: PathBuf,
-        bytes: Bytes,
-        metadata: Metadata,
-        data: usize,
+        file: Weights,
+        plans: Option<Weights>,
     },
     Checkpoint(Checkpoint),
     /// Tensors in memory, and the plan directory.
     Given(PathBuf, BTreeMap<String, Stored>),
+}
+
+/// A file of weights in memory.
+struct Weights {
+    bytes: Bytes,
+    metadata: Metadata,
+    /// Where its data begin.
+    data: usize,
+}
+
+impl Weights {
+    /// Reads a header.
+    fn of(bytes: Bytes) -> Result<Weights, String> {
+        let read = SafeTensors::read_metadata(&bytes).map_err(|e| e.to_string())?;
+        let (header, metadata) = read;
+        // The header's length stands before it.
+        let data = header + size_of::<u64>();
+        if metadata.data_len() != bytes.len() - data {
+            return Err("it is not complete".into());
+        }
+        Ok(Weights { bytes, metadata, data })
+    }
+
+    /// The elements of a tensor, if it is there.
+    fn get(&self, name: &str) -> Option<&[u8]> {
+        let (begin, end) = self.metadata.info(name)?.data_offsets;
+        Some(&self.bytes[self.data + begin..self.data + end])
+    }
 }
 
 impl Trained {
@@ -78,15 +105,14 @@ impl Trained {
             )
             .help("give a file that `frit run --save` wrote")
         })?;
-        let read = SafeTensors::read_metadata(&bytes).map_err(|e| refuse(e.to_string()))?;
-        let (header, metadata) = read;
-        // The header's length stands before it.
-        let data = header + size_of::<u64>();
-        if metadata.data_len() != bytes.len() - data {
-            return Err(refuse("it is not complete".into()).into());
-        }
-        let left_out = left_out::of_metadata(&metadata).map_err(refuse)?;
+        let file = Weights::of(bytes).map_err(refuse)?;
+        let left_out = left_out::of_metadata(&file.metadata).map_err(refuse)?;
         known(&left_out, weights)?;
+        let plans = match left_out.is_empty() {
+            true => None,
+            false => mapped::map(&plan.join(layout::WEIGHTS)).ok(),
+        };
+        let plans = plans.and_then(|bytes| Weights::of(bytes).ok());
         let params = plan_dir::read(plan)?.params;
         let used = params.into_iter().filter(|p| p.home != ParamHome::Unused);
         let used = used.filter(|p| !left_out.contains_key(&p.name));
@@ -94,7 +120,7 @@ impl Trained {
             source: plan.join(layout::SOURCE),
             names: used.map(|p| p.name).collect(),
             left_out: left_out.clone(),
-            values: Values::File { path: weights.into(), bytes, metadata, data },
+            values: Values::File { path: weights.into(), file, plans },
         })
     }
 
@@ -124,7 +150,11 @@ impl Trained {
     /// Element type and shape of a parameter, if present.
     pub(super) fn ty(&self, name: &str) -> Option<(Dtype, &[usize])> {
         match &self.values {
-            Values::File { metadata, .. } => metadata.info(name).map(|i| (i.dtype, &i.shape[..])),
+            Values::File { file, .. } => {
+                let own = file.metadata.info(name);
+                let info = own.or_else(|| self.plans(name)?.metadata.info(name));
+                info.map(|i| (i.dtype, &i.shape[..]))
+            }
             Values::Checkpoint(checkpoint) => {
                 let entry = checkpoint.entry(&format!("param/{name}"))?;
                 Some((safetensors_dtype(entry.dtype), &entry.shape))
@@ -135,12 +165,18 @@ impl Trained {
         }
     }
 
+    /// The plan's weights, if a parameter that was left out had its value there.
+    fn plans(&self, name: &str) -> Option<&Weights> {
+        let Values::File { plans, .. } = &self.values else { return None };
+        plans.as_ref().filter(|_| self.left_out.get(name).is_some_and(|left_out| left_out.of_plan))
+    }
+
     /// Little-endian elements of a parameter, which must be there.
     fn data(&self, name: &str) -> Result<Cow<'_, [u8]>, Diagnostic> {
         match &self.values {
-            Values::File { bytes, metadata, data, .. } => {
-                let range = metadata.info(name).map_or((0, 0), |i| i.data_offsets);
-                Ok(Cow::Borrowed(&bytes[data + range.0..data + range.1]))
+            Values::File { file, .. } => {
+                let data = file.get(name).or_else(|| self.plans(name)?.get(name));
+                Ok(Cow::Borrowed(data.unwrap_or_default()))
             }
             Values::Checkpoint(checkpoint) => {
                 let bytes = checkpoint.tensor(&format!("param/{name}"));

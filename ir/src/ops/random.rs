@@ -155,7 +155,7 @@ pub fn position(state: &[i64]) -> u64 {
 /// The state of the generator, of which a graph has one; it is added if there is none.
 ///
 /// # Errors
-/// None for a graph without one.
+/// If the graph does not take the node, which would be a bug.
 pub fn generator(graph: &mut Graph, origin: &Origin) -> Result<ValueId, GraphError> {
     let known = graph.nodes().find_map(|(_, n)| match &n.op {
         Op::State(s) if s.name == StateName::Rng => Some(n.outputs[0]),

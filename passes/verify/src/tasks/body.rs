@@ -347,12 +347,17 @@ impl Machine<'_> {
         if let Some(value) = flat.value(|v| self.numel(v)) {
             return self.reshaped(value, shape);
         }
-        // In rows, as the graph concatenates such pieces, or else as the first axis of the shape has them.
+        // In rows, as the graph concatenates such pieces, or as the pieces are, or else as the first axis of the shape has them.
         let sizes: Vec<usize> = flat.pieces.iter().map(|p| p.numel).collect();
+        let joined = (sizes, shape.clone(), self.task_region, self.origin.clone());
+        let known = self.rows.get(&joined).cloned();
         let first = shape.dims().iter().position(|n| *n > 1).unwrap_or(0);
         let of_shape = || shape.dims().iter().skip(first + 1).copied().collect();
-        let joined = (sizes, shape.clone(), self.task_region, self.origin.clone());
-        let mut row: Vec<usize> = self.rows.get(&joined).cloned().unwrap_or_else(of_shape);
+        let mut row: Vec<usize> = match known {
+            Some(Some(row)) => row,
+            Some(None) => self.row_of(&flat.pieces).unwrap_or_else(of_shape),
+            None => of_shape(),
+        };
         let is_of_rows = |n: usize, row: &[usize]| match row.iter().product() {
             0 => false,
             size => n.is_multiple_of(size),
@@ -373,6 +378,19 @@ impl Machine<'_> {
             _ => self.add(Op::Concat(Concat { axis: 0 }), &parts)?[0],
         };
         self.reshaped(all, shape)
+    }
+
+    /// The rows that all pieces have, if each is all of a value.
+    fn row_of(&self, pieces: &[Piece]) -> Option<Vec<usize>> {
+        let row = |piece: &Piece| match piece.what {
+            What::Of(value, 0) if self.numel(value) == piece.numel => {
+                self.graph.ty(value).shape.dims().get(1..).map(<[usize]>::to_vec)
+            }
+            _ => None,
+        };
+        let mut rows = pieces.iter().map(row);
+        let first = rows.next()??;
+        rows.all(|other| other.as_ref() == Some(&first)).then_some(first)
     }
 
     /// A piece as a value of this shape.

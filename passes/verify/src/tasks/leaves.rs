@@ -187,8 +187,9 @@ impl<'a> Machine<'a> {
 }
 
 /// The shapes of the rows of concatenations. One whose operands are written into its place is known by their sizes, by who reads it or a
-/// reshape of it, and in which shape; read as rows of another size, it is the same, but not recognized as that by its form.
-fn rows(graph: &Graph) -> HashMap<Joined, Vec<usize>> {
+/// reshape of it, and in which shape; read as rows of another size, it is the same, but not recognized as that by its form. Of several that
+/// differ only in their rows, none is known.
+fn rows(graph: &Graph) -> HashMap<Joined, Option<Vec<usize>>> {
     let users = graph.users();
     let mut rows = HashMap::new();
     for (_, node) in graph.nodes() {
@@ -204,7 +205,11 @@ fn rows(graph: &Graph) -> HashMap<Joined, Vec<usize>> {
                     continue;
                 }
                 let shape = graph.ty(value).shape.clone();
-                rows.insert((sizes.clone(), shape, user.region, user.origin.clone()), row.clone());
+                let joined = (sizes.clone(), shape, user.region, user.origin.clone());
+                let known = rows.entry(joined).or_insert_with(|| Some(row.clone()));
+                if known.as_ref() != Some(&row) {
+                    *known = None;
+                }
             }
         }
     }

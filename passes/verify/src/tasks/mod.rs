@@ -86,7 +86,7 @@ struct Machine<'a> {
     /// What those become by it which it changes.
     changed: HashMap<BufferId, Rc<Flat>>,
     /// See [`leaves::rows`].
-    rows: HashMap<Joined, Vec<usize>>,
+    rows: HashMap<Joined, Option<Vec<usize>>>,
     /// The region that the task itself names, which tells rows of a forward from those of a backward pass.
     task_region: Region,
 }
