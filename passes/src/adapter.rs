@@ -64,6 +64,11 @@ pub fn names(weight: &str) -> [String; 2] {
     ["A", "B"].map(|matrix| format!("{}.lora_{matrix}.weight", module(weight)))
 }
 
+/// Whether a pattern of parameters is about matrices of adapters, which their names say.
+pub fn is_of_matrices(pattern: &str) -> bool {
+    pattern.contains("lora_")
+}
+
 /// A matmul that reads a weight as its right operand.
 struct Use {
     node: NodeId,
@@ -161,14 +166,17 @@ impl Lora {
         Ok(weights)
     }
 
-    /// The kind of a matrix of an adapter, and why. All train, unless patterns name them.
+    /// The kind of a matrix of an adapter, and why. All train, unless patterns are about matrices.
     fn kind(&self, name: &str) -> (ParamKind, &'static str) {
-        let mut named = self.trainable.iter().filter(|p| p.contains(".lora_")).peekable();
+        let about = |patterns: &[String]| -> Vec<String> {
+            patterns.iter().filter(|pattern| is_of_matrices(pattern)).cloned().collect()
+        };
+        let (frozen, trainable) = (about(&self.frozen), about(&self.trainable));
         match () {
-            () if pattern::any(&self.frozen, name) => {
+            () if pattern::any(&frozen, name) => {
                 (ParamKind::Frozen, "`params.frozen` matches this matrix of an adapter")
             }
-            () if named.peek().is_some() && !named.any(|p| pattern::matches(p, name)) => {
+            () if !trainable.is_empty() && !pattern::any(&trainable, name) => {
                 (ParamKind::Frozen, "`params.trainable` names other matrices of adapters")
             }
             () => (ParamKind::Trainable, "a matrix of an adapter"),

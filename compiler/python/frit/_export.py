@@ -410,9 +410,11 @@ CONTRACTIONS = (
 def _warn_of_wide_regions(torch, program):
     """Says that regions under ``torch.autocast(…, enabled=False)`` contract in the plan's precision: an ONNX file has no regions."""
     scopes = []
-    regions = [n for n in program.graph.nodes if n.target is torch.ops.higher_order.wrap_with_autocast]
-    for region in (n for n in regions if n.args[2] is False):
-        inside = getattr(program, region.args[4].target)
+    wrapped = torch.ops.higher_order.wrap_with_autocast
+    graphs = [part for part in program.modules() if hasattr(part, "graph")]
+    regions = [(part, n) for part in graphs for n in part.graph.nodes if n.target is wrapped and n.args[2] is False]
+    for part, region in regions:
+        inside = getattr(part, region.args[4].target)
         for node in inside.graph.nodes:
             if getattr(node.target, "__name__", "").partition(".")[0] in CONTRACTIONS:
                 stack = list((node.meta.get("nn_module_stack") or {}).values())

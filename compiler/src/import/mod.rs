@@ -171,7 +171,9 @@ fn unused_patterns(options: &ImportOptions, imported: &mut Imported) {
     let mut warnings = Vec::new();
     for (key, given) in lists.iter().flat_map(|(key, list)| list.iter().map(move |p| (key, p))) {
         let matches = |name: &str| pattern::matches(given, name);
-        let is_of_adapter = *key != "ignored" && of_adapters.iter().any(|name| matches(name));
+        let is_of_adapter = *key != "ignored"
+            && adapter::is_of_matrices(given)
+            && of_adapters.iter().any(|name| matches(name));
         if given == "**" || is_of_adapter || names.iter().any(|name| matches(name)) {
             continue;
         }

@@ -1,6 +1,6 @@
 //! The elements of a parameter that a rank holds, and their place.
 
-use super::{BufferId, ParamHome, ParamId, Plan};
+use super::{BufferId, ParamHome, ParamId, ParamSpec, Plan};
 use crate::DType;
 use crate::ops::Init;
 use std::ops::Range;
@@ -35,11 +35,17 @@ impl Plan {
         }
     }
 
-    /// Whether a parameter, by its index, has its value from a run and not from the model: a step changes it, or it is drawn, as the
-    /// matrices of an adapter are.
+    /// Whether a parameter, by its index, has its value from a run and not from the model: a step changes it, or it is a matrix of an adapter,
+    /// which is drawn.
     pub fn is_of_run(&self, param: ParamId) -> bool {
-        let is_drawn = self.params.get(param).is_some_and(|p| p.init != Init::Weights);
-        self.is_changed(param) || is_drawn
+        let has = |name: &str| self.params.iter().any(|p| p.name == name);
+        let is_of_adapter = |p: &ParamSpec| {
+            let suffixes = [".lora_A.weight", ".lora_B.weight"];
+            let module = suffixes.into_iter().find_map(|suffix| p.name.strip_suffix(suffix));
+            p.init != Init::Weights
+                && module.is_some_and(|module| has(module) || has(&format!("{module}.weight")))
+        };
+        self.is_changed(param) || self.params.get(param).is_some_and(is_of_adapter)
     }
 
     /// The elements of a parameter, by its index, on `rank`; `None` if the plan does not use it.

@@ -3,8 +3,8 @@
 //! An elementwise node that reads one computes in f32 and rounds its result, as PyTorch's kernels do with a Python scalar. Rounded alone,
 //! a factor of 1.003 would be 1 in bf16: an error that all elements share, and which no average removes.
 
+use super::FILL;
 use super::assign::{Assignment, Precision, Problem, subject, wants_f32};
-use super::{FILL, limited};
 use crate::pass::PassContext;
 use frit_ir::ops::BinaryFn;
 use frit_ir::{DType, Graph, NodeId, Op, Tensor, ValueId};
@@ -51,11 +51,11 @@ fn of_constants(graph: &Graph, low: DType) -> HashSet<NodeId> {
         let is_other = |bound: f64| bound.abs() < FILL && low.round(bound) != bound;
         let follows = || node.inputs.iter().any(|v| found.contains(&graph.value(*v).def));
         let reads = match &node.op {
+            _ if constants().any(|c| is_fill(c, low)) => false,
             Op::Binary(_) => {
-                constants().any(|c| !is_held(c, low, &node.op))
-                    || constants().next().is_some() && follows()
+                constants().any(|c| !is_held(c, low)) || constants().next().is_some() && follows()
             }
-            Op::Compare(_) | Op::Select => constants().any(|c| !is_held(c, low, &node.op)),
+            Op::Compare(_) | Op::Select => constants().any(|c| !is_held(c, low)),
             Op::Clip(clip) if subject(graph, node.inputs[0]) => {
                 clip.min.into_iter().chain(clip.max).any(is_other) || follows()
             }
@@ -87,13 +87,16 @@ pub(super) fn warn_of_lost(
     }
 }
 
-/// Whether the operation reads every element of the constant in the low dtype as it is, or as the largest number where it only
-/// excludes.
-fn is_held(constant: &Tensor, low: DType, op: &Op) -> bool {
-    use BinaryFn::{Add, Max, Min, Sub};
-    let excludes = matches!(op, Op::Select | Op::Compare(_) | Op::Binary(Add | Sub | Max | Min));
-    let rounded = limited(constant, low).to_f64s();
-    let is_fill = |x: f64| excludes && x.abs() >= FILL && low.round(x).is_infinite();
-    let same = |(x, y): (f64, f64)| x == y || x.is_nan() || is_fill(x);
-    constant.to_f64s().into_iter().zip(rounded).all(same)
+/// Whether the low dtype holds every element of a constant.
+fn is_held(constant: &Tensor, low: DType) -> bool {
+    constant.to_f64s().into_iter().all(|x| low.round(x) == x || x.is_nan())
+}
+
+/// Whether a constant is the fill of a mask, which is larger than the low dtype holds: [`limited`] keeps it finite, where a result that is
+/// rounded would be infinite.
+///
+/// [`limited`]: super::limited
+pub(super) fn is_fill(constant: &Tensor, low: DType) -> bool {
+    let exceeds = |x: f64| x.is_finite() && x.abs() >= FILL && low.round(x).is_infinite();
+    constant.to_f64s().into_iter().any(exceeds)
 }

@@ -3,6 +3,7 @@
 //! A contraction that reads them, as the one of positions and frequencies in rotary embeddings does, computes in f32, and so does, where a
 //! model is all in low precision, everything that is computed of nothing else.
 
+use super::constants::is_fill;
 use frit_ir::ops::precision::Class;
 use frit_ir::ops::{ScatterElements, ScatterFn};
 use frit_ir::{DType, Graph, Node, NodeId, Op, ValueId};
@@ -43,8 +44,8 @@ fn are_small(graph: &Graph, v: ValueId) -> bool {
     }
 }
 
-/// The nodes whose floats are computed of large integers and constants alone.
-pub(super) fn made_of_large(graph: &Graph) -> HashSet<NodeId> {
+/// The nodes whose floats are computed of large integers and constants alone, none of them the fill of a mask.
+pub(super) fn made_of_large(graph: &Graph, low: DType) -> HashSet<NodeId> {
     let mut made = HashSet::new();
     let is_large = |node: &Node| {
         let [x] = node.inputs[..] else { return false };
@@ -54,7 +55,7 @@ pub(super) fn made_of_large(graph: &Graph) -> HashSet<NodeId> {
         let mut floats = node.inputs.iter().filter(|v| graph.ty(**v).dtype.is_float());
         let is_made = |v: &ValueId| made.contains(&graph.value(*v).def);
         let follows = node.inputs.iter().any(is_made)
-            && floats.all(|v| is_made(v) || graph.constant(*v).is_some());
+            && floats.all(|v| is_made(v) || graph.constant(*v).is_some_and(|c| !is_fill(c, low)));
         if follows || is_large(node) {
             made.insert(id);
         }

@@ -167,7 +167,8 @@ impl Autocast {
     ) -> HashMap<NodeId, Precision> {
         let mut bound = HashMap::new();
         let model = if self.pure { before_results(graph) } else { HashSet::new() };
-        let of_integers = if self.pure { integers::made_of_large(graph) } else { HashSet::new() };
+        let of_integers =
+            if self.pure { integers::made_of_large(graph, low) } else { HashSet::new() };
         let narrow = self.narrow_residual && self.compute == low;
         let stream = if narrow { residual::stream(graph) } else { HashMap::new() };
         for (id, node) in graph.nodes() {

@@ -81,10 +81,20 @@ fn unscaled(graph: &Graph, value: ValueId, keep: f64) -> Option<ValueId> {
     if keep == 0.0 {
         return Some(value);
     }
-    let node = graph.def(value);
+    // In a low dtype the product may be one of f32, rounded.
+    let dtype = graph.ty(value).dtype;
+    let mut node = graph.def(value);
+    if let Op::Cast(_) = node.op {
+        node = graph.def(node.inputs[0]);
+    }
+    let narrow = |v: ValueId| match (&graph.def(v).op, graph.ty(v).dtype == dtype) {
+        (_, true) => Some(v),
+        (Op::Cast(_), _) => Some(graph.def(v).inputs[0]).filter(|x| graph.ty(*x).dtype == dtype),
+        _ => None,
+    };
     let factor = |v: ValueId| graph.constant(v).and_then(Tensor::as_splat);
     // Factors are rounded to the operand's dtype, and the probability may have been rounded to f32.
-    let tolerance = match graph.ty(value).dtype {
+    let tolerance = match graph.ty(node.outputs[0]).dtype {
         DType::BF16 => 1.0 / 256.0,
         DType::F16 => 1.0 / 2048.0,
         _ => 1e-6,
@@ -92,14 +102,14 @@ fn unscaled(graph: &Graph, value: ValueId, keep: f64) -> Option<ValueId> {
     let is_inverse = |f: f64, of: f64| (f * of - 1.0).abs() <= tolerance;
     match (&node.op, &node.inputs[..]) {
         (Op::Binary(BinaryFn::Mul), &[a, b]) => match (factor(a), factor(b)) {
-            (_, Some(f)) if is_inverse(f, keep) => Some(a),
-            (Some(f), _) if is_inverse(f, keep) => Some(b),
+            (_, Some(f)) if is_inverse(f, keep) => narrow(a),
+            (Some(f), _) if is_inverse(f, keep) => narrow(b),
             _ => None,
         },
         (Op::Binary(BinaryFn::Div), &[a, b])
             if factor(b).is_some_and(|f| is_inverse(f, 1.0 / keep)) =>
         {
-            Some(a)
+            narrow(a)
         }
         _ => None,
     }

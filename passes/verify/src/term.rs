@@ -238,7 +238,7 @@ impl Terms {
     /// of a dtype stands for those that exceed it and only exclude.
     pub(crate) fn unrounded(&self, x: f64, dtype: DType) -> f64 {
         let size = x.abs();
-        if size == largest(dtype) {
+        if size == largest(dtype) && !self.numbers.contains_key(&size.to_bits()) {
             let larger = self.numbers.range(size.max(FILL).to_bits()..).next();
             return larger.map_or(x, |(k, ())| f64::from_bits(*k).copysign(x));
         }

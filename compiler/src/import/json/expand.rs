@@ -112,6 +112,7 @@ pub(super) fn graph(
         options,
         binds,
         names: HashSet::new(),
+        numbered: HashSet::new(),
         budget: Budget::new(options.limits),
         functions: &model.functions,
         calls: 0,
@@ -168,6 +169,8 @@ pub(super) struct Expander<'a> {
     binds: BTreeMap<String, usize>,
     /// Full names of inputs and parameters.
     names: HashSet<String>,
+    /// Numbers of draws that the model does not number.
+    numbered: HashSet<u64>,
     pub(super) budget: Budget,
     pub(super) functions: &'a [FunctionDecl],
     /// Calls so far.
@@ -384,8 +387,18 @@ impl Expander<'_> {
             .map_err(|unknown| self.unknown_attribute(&unknown, place, &path.key("attrs")))?;
         let mut attrs = self.attributes(&attrs, &path.key("attrs"))?;
         let draws = matches!(node.op.as_str(), "random" | "random_mask");
-        if draws && !attrs.contains_key("id") {
-            attrs.insert("id".into(), random::next_id(&self.graph).into());
+        match attrs.get("id").filter(|_| draws).map(Value::as_u64) {
+            Some(Some(id)) if self.numbered.contains(&id) => {
+                let message = format!("{id} is the number of draws before, which state none");
+                let error = self.error(&path.key("attrs").key("id"), message);
+                return Err(error.help("number all draws, or none").into());
+            }
+            None if draws => {
+                let id = random::next_id(&self.graph);
+                self.numbered.insert(id.into());
+                attrs.insert("id".into(), id.into());
+            }
+            _ => {}
         }
         if node.op == "constant" {
             let elements = self.constant_size(&attrs, path)?;

@@ -74,6 +74,17 @@ fn each_copy_of_a_block_draws_numbers_of_its_own() {
     };
     assert_eq!(ids(&model("", "")), [0, 1]);
     assert_eq!(ids(&model("", ", \"id\": 7")), [7, 7]);
+    let first = "{\"repeat\": 2, \"carry\": [\"x\"], \"nodes\": [";
+    let stated = "{\"op\": \"random_mask\", \"outputs\": [\"_\"], \"attrs\": {\"shape\": [1], \"keep\": 0.5, \"id\": 0}},";
+    let text = model("", "").replacen(
+        "]}],\n              \"outputs\"",
+        "]}, STATED],\n              \"outputs\"",
+        1,
+    );
+    let text = text.replacen(", STATED", &format!(", {}", stated.trim_end_matches(',')), 1);
+    assert!(text.contains(first) && text.contains("\"id\": 0"));
+    let error = load(&text, &[("batch", 2)]).unwrap_err().to_string();
+    assert!(error.contains("number all draws, or none"), "{error}");
     let error = load(&model("\"x\"", ""), &[("batch", 2)]).unwrap_err().to_string();
     assert!(error.contains("the state must be i64[5]"), "{error}");
 }
