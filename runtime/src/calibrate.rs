@@ -176,6 +176,7 @@ fn attention(pool: &Pool) -> impl FnMut() -> f64 {
         v: layout,
         o: layout,
         mask: None,
+        dropout: None,
     };
     let operand = numbers(Elem::F32, heads * length * width);
     let (mut output, mut statistics) = (operand.clone(), vec![0_f32; heads * length]);
@@ -184,7 +185,7 @@ fn attention(pool: &Pool) -> impl FnMut() -> f64 {
         let x = operand.as_ptr().cast();
         let (o, lse) = (output.as_mut_ptr().cast(), statistics.as_mut_ptr());
         // SAFETY: the buffers have the sizes of the shape.
-        unsafe { shape.forward(pool, x, x, x, std::ptr::null(), o, lse) };
+        unsafe { shape.forward(pool, x, x, x, [std::ptr::null(); 2], o, lse) };
         (2 * heads * length * length * width) as f64 / start.elapsed().as_secs_f64()
     }
 }

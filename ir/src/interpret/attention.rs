@@ -21,22 +21,27 @@ struct Scores<'a> {
     dtype: DType,
     q: Cow<'a, [f64]>,
     k: Cow<'a, [f64]>,
-    /// Addend of each score; empty without a mask.
+    /// Addend of each score, if there is a mask.
     mask: Option<Vec<f64>>,
+    /// Factor of each weight, if some are dropped.
+    kept: Option<Vec<f64>>,
 }
 
 impl<'a> Scores<'a> {
-    /// `q`, `k`, `v` are the operands from `first` on; the mask, if any, is operand `mask`.
+    /// `q`, `k`, `v` are the operands from `first` on; the masks, of those from `masks` on.
     fn new(
         call: &Call<'a>,
         first: usize,
-        mask: usize,
-        (scale, sight): (f64, Sight),
+        masks: usize,
+        (scale, sight, keep): (f64, Sight, Option<f64>),
     ) -> Result<Self, EvalError> {
         let ty = |i: usize| &call.inputs[first + i].ty;
         let d = Dims::of(ty(0), ty(1), ty(2))?;
-        let mask = call.inputs.get(mask).map(|m| {
-            let values = call.floats(mask);
+        let last = call.inputs.len() - 1;
+        let kept = keep.map(|keep| call.floats(last).iter().map(|kept| kept / keep).collect());
+        let has_mask = call.inputs.len() > masks + usize::from(keep.is_some());
+        let mask = has_mask.then(|| {
+            let (m, values) = (&call.inputs[masks], call.floats(masks));
             let full = Shape::from([d.b, d.h, d.t, d.s]);
             let added = |x: f64| match (m.dtype() == DType::Bool, x != 0.0) {
                 (true, true) => 0.0,
@@ -47,7 +52,7 @@ impl<'a> Scores<'a> {
         });
         let (q, k) = (call.floats(first), call.floats(first + 1));
         let dtype = if call.exact { DType::F64 } else { statistics_dtype(ty(0).dtype) };
-        Ok(Scores { dims: d, scale, sight, dtype, q, k, mask })
+        Ok(Scores { dims: d, scale, sight, dtype, q, k, mask, kept })
     }
 
     /// The keys that query row `row` (of `B·H·T`) attends to.
@@ -70,6 +75,11 @@ impl<'a> Scores<'a> {
             .collect()
     }
 
+    /// Factor of the weight of a key for query row `row`.
+    fn kept(&self, row: usize, key: usize) -> f64 {
+        self.kept.as_ref().map_or(1.0, |kept| kept[row * self.dims.s + key])
+    }
+
     /// First key row (of `B·G·S`) for query row `row`.
     fn first_key(&self, row: usize) -> usize {
         let d = &self.dims;
@@ -80,7 +90,7 @@ impl<'a> Scores<'a> {
 
 impl Evaluate for Attention {
     fn evaluate(&self, call: &Call<'_>) -> Evaluated {
-        let scores = Scores::new(call, 0, 3, (self.scale, self.sight()))?;
+        let scores = Scores::new(call, 0, 3, (self.scale, self.sight(), self.keep))?;
         let d = scores.dims;
         let v = call.floats(2);
         let n_rows = d.b * d.h * d.t;
@@ -97,7 +107,7 @@ impl Evaluate for Attention {
             let total: f64 = s.iter().map(|s| (s - lse).exp()).sum();
             let out = &mut y[row * d.e..(row + 1) * d.e];
             for (j, s) in scores.keys(row).zip(&s) {
-                let p = (s - lse).exp() / total;
+                let p = (s - lse).exp() / total * scores.kept(row, j);
                 let value = (scores.first_key(row) + j) * d.e;
                 out.iter_mut().zip(&v[value..value + d.e]).for_each(|(y, v)| *y += p * v);
             }
@@ -108,7 +118,7 @@ impl Evaluate for Attention {
 
 impl Evaluate for AttentionGrad {
     fn evaluate(&self, call: &Call<'_>) -> Evaluated {
-        let scores = Scores::new(call, 1, 6, (self.scale, self.sight()))?;
+        let scores = Scores::new(call, 1, 6, (self.scale, self.sight(), self.keep))?;
         let d = scores.dims;
         let (dy, v, y, lse) = (call.floats(0), call.floats(3), call.floats(4), call.floats(5));
         let mut dq = vec![0.0; scores.q.len()];
@@ -131,14 +141,15 @@ impl Evaluate for AttentionGrad {
             for (j, weight) in scores.keys(row).zip(weights) {
                 let key = scores.first_key(row) + j;
                 let p = weight / total;
-                let dp = dot(dy, &v[key * d.e..(key + 1) * d.e]);
+                let kept = scores.kept(row, j);
+                let dp = kept * dot(dy, &v[key * d.e..(key + 1) * d.e]);
                 let ds = if lse[row] == FILLED { 0.0 } else { p * (dp - delta) };
                 if let Some(&place) = mask_places.get(row * d.s + j) {
                     dmask[place] += ds;
                 }
                 let ds = ds * self.scale;
                 for c in 0..d.e {
-                    dv[key * d.e + c] += p * dy[c];
+                    dv[key * d.e + c] += kept * p * dy[c];
                 }
                 for c in 0..d.d {
                     dq[row * d.d + c] += ds * scores.k[key * d.d + c];

@@ -21,12 +21,15 @@ pub const FILLED: f64 = -1.267_650_600_228_229_4e30; // -2^100
 /// gradient divides them by their sum.
 pub const COARSE: f64 = -64.0;
 
-/// `(q[B,H,T,D], k[B,G,S,D], v[B,G,S,E][, mask])` → `(y[B,H,T,E], lse[B,H,T])`.
+/// `(q[B,H,T,D], k[B,G,S,D], v[B,G,S,E][, mask][, kept])` → `(y[B,H,T,E], lse[B,H,T])`.
 ///
 /// The mask broadcasts to `[B,H,T,S]`: a bool mask keeps where true, a float mask is added to the
 /// scores. `lse` is the log of the sum of exponentials of the scaled, masked scores. A row with every
 /// key masked by a bool, or by −inf, gives `y` = 0 and `lse` = −inf. In a row with every key masked by a low
 /// number, the keys of the greatest sum have the weight, and sums are f32: −1e9 absorbs usual scores.
+///
+/// With dropout, `kept: bool[B,H,T,S]` says which weights are kept; these are divided by `keep`, the others are 0. It does
+/// not change `lse`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attention {
@@ -39,27 +42,35 @@ pub struct Attention {
     /// Query `i` attends only to keys with `|i − j| < window`, if set: sliding-window, or local, attention.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<usize>,
+    /// Divisor of the kept weights, above 0 and below 1: with dropout, which reads `kept`.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "super::number::option")]
+    pub keep: Option<f64>,
 }
 
-by_bits!(Attention { scale } { causal, window });
+by_bits!(Attention { scale, keep } { causal, window });
 
 impl Attention {
     /// The keys that queries attend to.
     pub fn sight(&self) -> Sight {
         Sight { causal: self.causal, window: self.window }
     }
+
+    /// The operands `mask` and `kept`.
+    pub fn masks<'a, T>(&self, operands: &'a [T]) -> [Option<&'a T>; 2] {
+        masks(operands, 3, self.keep)
+    }
 }
 
 impl Operation for Attention {
     fn examples() -> Vec<Self> {
-        vec![Attention { scale: 0.125, causal: true, window: None }]
+        vec![Attention { scale: 0.125, causal: true, window: None, keep: None }]
     }
 
     fn infer(&self, inputs: &[&TensorType]) -> Inferred {
-        arity_in(inputs, 3, 4)?;
+        check_arity(inputs, 3, self.keep)?;
         self.sight().check()?;
         let d = Dims::of(inputs[0], inputs[1], inputs[2])?;
-        check_mask(inputs.get(3).copied(), &d)?;
+        check_masks(self.masks(inputs), &d)?;
         Ok(vec![inputs[0].with_shape([d.b, d.h, d.t, d.e]), d.statistics(inputs[0].dtype)])
     }
 
@@ -77,7 +88,7 @@ impl Operation for Attention {
     }
 }
 
-/// `(dy, q, k, v, y, lse[, mask])` → `(dq, dk, dv[, dmask])`; `dmask` has the shape of the mask, in the
+/// `(dy, q, k, v, y, lse[, mask][, kept])` → `(dq, dk, dv[, dmask])`; `dmask` has the shape of the mask, in the
 /// dtype of the statistics. Weights are the exponentials of s − `lse`, divided by their sum where `lse` is below
 /// [`COARSE`]. Scores of a row whose `lse` is [`FILLED`] have no gradient.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -92,35 +103,50 @@ pub struct AttentionGrad {
     /// As [`Attention::window`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<usize>,
+    /// As [`Attention::keep`].
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "super::number::option")]
+    pub keep: Option<f64>,
     /// Whether the gradient of an added mask is a result.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mask_grad: bool,
 }
 
-by_bits!(AttentionGrad { scale } { causal, window, mask_grad });
+by_bits!(AttentionGrad { scale, keep } { causal, window, mask_grad });
 
 impl AttentionGrad {
+    /// The gradient of an attention.
+    pub fn of(attention: &Attention, mask_grad: bool) -> Self {
+        let Attention { scale, causal, window, keep } = *attention;
+        AttentionGrad { scale, causal, window, keep, mask_grad }
+    }
+
     /// The keys that queries attend to.
     pub fn sight(&self) -> Sight {
         Sight { causal: self.causal, window: self.window }
+    }
+
+    /// The operands `mask` and `kept`.
+    pub fn masks<'a, T>(&self, operands: &'a [T]) -> [Option<&'a T>; 2] {
+        masks(operands, 6, self.keep)
     }
 }
 
 impl Operation for AttentionGrad {
     fn examples() -> Vec<Self> {
-        vec![AttentionGrad { scale: 0.125, causal: false, window: None, mask_grad: false }]
+        vec![AttentionGrad::of(&Attention::examples()[0], false)]
     }
 
     fn infer(&self, inputs: &[&TensorType]) -> Inferred {
-        arity_in(inputs, 6, 7)?;
+        check_arity(inputs, 6, self.keep)?;
         self.sight().check()?;
         let d = Dims::of(inputs[1], inputs[2], inputs[3])?;
         same_shape(inputs[0], inputs[4], "dy and y")?;
         shape_is(inputs[4], &[d.b, d.h, d.t, d.e], "y")?;
         shape_is(inputs[5], &[d.b, d.h, d.t], "lse")?;
-        check_mask(inputs.get(6).copied(), &d)?;
+        let masks = self.masks(inputs);
+        check_masks(masks, &d)?;
         let mut results: Vec<TensorType> = inputs[1..4].iter().map(|t| (*t).clone()).collect();
-        match inputs.get(6) {
+        match masks[0] {
             _ if !self.mask_grad => {}
             Some(mask) if mask.dtype.is_float() => {
                 results.push(mask.with_dtype(statistics_dtype(inputs[1].dtype)));
@@ -273,9 +299,29 @@ impl Dims {
     }
 }
 
-fn check_mask(mask: Option<&TensorType>, d: &Dims) -> Result<(), OpError> {
-    let Some(mask) = mask else { return Ok(()) };
+/// The operands `mask` and `kept`, of which the first can be number `first` and the second is the last one.
+fn masks<T>(operands: &[T], first: usize, keep: Option<f64>) -> [Option<&T>; 2] {
+    let (kept, others) = match operands.split_last() {
+        Some((kept, others)) if keep.is_some() => (Some(kept), others),
+        _ => (None, operands),
+    };
+    [others.get(first), kept]
+}
+
+fn check_arity(inputs: &[&TensorType], least: usize, keep: Option<f64>) -> Result<(), OpError> {
+    if keep.is_some_and(|keep| !(keep > 0.0 && keep < 1.0)) {
+        return Err(OpError::new("keep must be above 0 and below 1"));
+    }
+    let least = least + usize::from(keep.is_some());
+    arity_in(inputs, least, least + 1)
+}
+
+fn check_masks(masks: [Option<&&TensorType>; 2], d: &Dims) -> Result<(), OpError> {
     let full = Shape::from([d.b, d.h, d.t, d.s]);
+    if let Some(kept) = masks[1].filter(|kept| kept.dtype != DType::Bool || kept.shape != full) {
+        return Err(OpError::new(format!("kept must be bool{full}, not {kept}")));
+    }
+    let Some(mask) = masks[0] else { return Ok(()) };
     if mask.shape.broadcast_strides(&full).is_none() {
         return Err(OpError::new(format!("mask {} does not broadcast to {full}", mask.shape)));
     }

@@ -264,7 +264,12 @@ fn attention_counts_the_pairs_that_its_mask_leaves() {
         for window in [1, 2, 4, 9] {
             for causal in [false, true] {
                 let sight = Sight { causal, window: Some(window) };
-                let op = Op::Attention(Attention { scale: 1.0, causal, window: Some(window) });
+                let op = Op::Attention(Attention {
+                    scale: 1.0,
+                    causal,
+                    window: Some(window),
+                    keep: None,
+                });
                 let (q, k) = (ty([2, 3, t, 5]), ty([2, 3, s, 5]));
                 let used = sight.of(t, s);
                 let pairs: usize = match used.window {

@@ -3,7 +3,7 @@
 // A block processes WARPS · ROWS · 16 queries of one head and iterates over tiles of KEYS keys; the maximum m and the
 // sum l of a row are carried from tile to tile, and accumulators are rescaled when m grows (Dao 2023,
 // FlashAttention-2). Scores exist only in registers. The next keys are loaded while the softmax is computed, the values
-// while the scores are. A row without visible keys gives y = 0 and lse = -inf.
+// while the scores are. Dropout applies to the weights p of y alone. A row without visible keys gives y = 0 and lse = -inf.
 
 #include "attention.cuh"
 
@@ -15,12 +15,16 @@ const int THREADS = WARPS * 32;
 const int QUERIES = WARPS * ROWS * 16;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-attention(T* y, f32* lse, const T* q, const T* k, const T* v, const MASK_T* mask, Shape shape, f32 scale) {
+attention(T* y, f32* lse, const T* q, const T* k, const T* v, const MASK_T* mask, Shape shape, f32 scale
+          DROPOUT_PARAMETERS(f32)) {
     DYNAMIC_SHARED(shared);
     T* q_tile = reinterpret_cast<T*>(shared);
     T* k_tile = q_tile + QUERIES * (D + PAD);
     T* v_tile = k_tile + KEYS * (D + PAD);
 
+#if DROPOUT != NO_DROPOUT
+    Dropout<f32> dropout(kept, drawn, factor);
+#endif
     int queries = int(shape.queries), keys = int(shape.keys), mask_key = int(shape.mask_key);
     int tiles = (queries + QUERIES - 1) / QUERIES;
     i64 head = blockIdx.x / tiles;
@@ -111,6 +115,17 @@ attention(T* y, f32* lse, const T* q, const T* k, const T* v, const MASK_T* mask
                         total += x;
                     }
                 l[i][half] = total;
+#if DROPOUT != NO_DROPOUT
+#pragma unroll
+                for (int j = 0; j < KEYS / 8; j++) {
+                    int column = key + j * 8 + lane % 4 * 2;
+                    if (row >= queries || column >= keys) continue;
+                    f32 factors[2];
+                    dropout.pair((head * queries + row) * keys + column, column + 1 < keys, factors);
+                    s[i][j][half * 2] *= factors[0];
+                    s[i][j][half * 2 + 1] *= factors[1];
+                }
+#endif
             }
         }
         accumulate<ROWS, KEYS / 8, E>(sum, s, v_tile);

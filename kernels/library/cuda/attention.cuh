@@ -4,10 +4,11 @@
 // to 16, filled with zeros; the parameters of the Layout of each operand and result; CAUSAL (0 or 1); WINDOW, the keys
 // on either side visible to a query, counting itself, or 0 for all; MASK (NO_MASK, ADDED or KEPT) with elements MASK_T;
 // FOLDED, whether scores are scaled inside the exponent (scale > 0 and no mask); COARSE and FILLED of the operation, if
-// a mask is added.
+// a mask is added; DROPOUT.
 
 #include "tensor_cores.cuh"
 #include "sight.cuh"
+#include "dropout.cuh"
 
 #define NO_MASK 0
 #define ADDED 1

@@ -3,6 +3,8 @@
 //
 //   dv = pᵀ dy,  ds = p (dp - delta),  dk = scale · dsᵀ q.
 //
+// With dropout, dv = (f · p)ᵀ dy and dp = f · dy vᵀ with the factors f of the weights; the sign of p then says whether f is 0.
+//
 // A block processes BLOCK keys of one key head, recomputes their scores with all queries and sums over the queries, and
 // over the query heads that share the key head, in a fixed order (Dao 2023). It computes the transposed scores, which
 // are then directly an operand of the next MMA.
@@ -24,7 +26,8 @@ const int BLOCK = WARPS * ROWS * 16;
 // dk and dv of BLOCK keys of one key head, over tiles of TILE queries; the next tile is loaded meanwhile.
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* v, const f32* lse,
-                    const f32* delta, const f32* factors, const MASK_T* mask, Shape shape, f32 scale) {
+                    const f32* delta, const f32* factors, const MASK_T* mask, Shape shape, f32 scale
+                    DROPOUT_PARAMETERS(f32)) {
     DYNAMIC_SHARED(shared);
     T* k_tile = reinterpret_cast<T*>(shared);
     T* v_tile = k_tile + BLOCK * (D + PAD);
@@ -35,6 +38,9 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
     auto factor_of = [&](int row) { return lse_of(row) + 1; };
     auto delta_of = [&](int row) { return reinterpret_cast<f32*>(dy_tiles + row * (E + PAD) + E); };
 
+#if DROPOUT != NO_DROPOUT
+    Dropout<f32> dropout(kept, drawn, factor);
+#endif
     int queries = int(shape.queries), keys = int(shape.keys);
     int mask_query = int(shape.mask_query), mask_key = int(shape.mask_key);
     int blocks = (keys + BLOCK - 1) / BLOCK;
@@ -129,8 +135,22 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
                     f32 w = weight(p[i][j][e], *lse_of(at + column), scale, mask_head + place);
                     if (MASK == ADDED) w *= *factor_of(at + column);
                     p[i][j][e] = hidden ? 0 : w;
+#if DROPOUT != NO_DROPOUT
+                    bool exists = key < keys && query + column < queries;
+                    i64 row = (batch * shape.heads + h) * queries + query + column;
+                    if (exists && dropout.of(row * keys + key) == 0) p[i][j][e] = -p[i][j][e];
+#endif
                 }
-#if WANT_V
+#if WANT_V && DROPOUT != NO_DROPOUT
+        f32 kept_p[ROWS][TILE / 8][4];
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+#pragma unroll
+            for (int j = 0; j < TILE / 8; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) kept_p[i][j][e] = p[i][j][e] > 0 ? p[i][j][e] * factor : 0;
+        accumulate<ROWS, TILE / 8, E>(dv_sum, kept_p, dy_tile);
+#elif WANT_V
         accumulate<ROWS, TILE / 8, E>(dv_sum, p, dy_tile);
 #endif
 #if WANT_K
@@ -144,6 +164,10 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
                 for (int e = 0; e < 4; e++) {
                     int row = at + j * 8 + lane % 4 * 2 + e % 2;
                     f32& x = ds[i][j][e];
+#if DROPOUT != NO_DROPOUT
+                    x = p[i][j][e] < 0 ? 0 : x * factor;
+                    p[i][j][e] = fabsf(p[i][j][e]);
+#endif
                     x = is_filled(*lse_of(row)) ? 0 : p[i][j][e] * (x - *delta_of(row));
                 }
         accumulate<ROWS, TILE / 8, D>(dk_sum, ds, q_tile);

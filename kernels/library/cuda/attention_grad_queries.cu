@@ -2,6 +2,8 @@
 //
 //   ds = p (dp - delta),  dq = scale · ds k.
 //
+// With dropout, dp = f · dy vᵀ with the factors f of the weights.
+//
 // A block processes BLOCK queries of one head and recomputes their scores with all keys (Dao 2023). WARPS, ROWS and
 // TILE give the sizes of tiles.
 //
@@ -20,13 +22,17 @@ const int BLOCK = WARPS * ROWS * 16;
 // dq of BLOCK queries of one head, over tiles of TILE keys; the next tile is loaded meanwhile.
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, const f32* lse,
-                       const f32* delta, f32* factors, const MASK_T* mask, Shape shape, f32 scale) {
+                       const f32* delta, f32* factors, const MASK_T* mask, Shape shape, f32 scale
+                       DROPOUT_PARAMETERS(f32)) {
     DYNAMIC_SHARED(shared);
     T* q_tile = reinterpret_cast<T*>(shared);
     T* dy_tile = q_tile + BLOCK * (D + PAD);
     T* k_tiles = dy_tile + BLOCK * (E + PAD);
     T* v_tiles = k_tiles + 2 * TILE * (D + PAD);
 
+#if DROPOUT != NO_DROPOUT
+    Dropout<f32> dropout(kept, drawn, factor);
+#endif
     int queries = int(shape.queries), keys = int(shape.keys), mask_key = int(shape.mask_key);
     int blocks = (queries + BLOCK - 1) / BLOCK;
     i64 head = blockIdx.x / blocks;
@@ -96,7 +102,15 @@ attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, c
                 if (MASK != NO_MASK && row < queries)
                     mask_row += batch * shape.mask_batch + h * shape.mask_head + row * shape.mask_query;
 #pragma unroll
-                for (int j = 0; j < TILE / 8; j++)
+                for (int j = 0; j < TILE / 8; j++) {
+#if DROPOUT != NO_DROPOUT
+                    f32 factors[2] = {0, 0};
+                    int even = key + j * 8 + lane % 4 * 2;
+                    if (row < queries && even < keys)
+                        dropout.pair((head * queries + row) * keys + even, even + 1 < keys, factors);
+                    ds[i][j][half * 2] *= factors[0];
+                    ds[i][j][half * 2 + 1] *= factors[1];
+#endif
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
                         int column = key + j * 8 + lane % 4 * 2 + e;
@@ -110,6 +124,7 @@ attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, c
                         if (is_coarse(row_l[i][half])) weights[i][half] += w;
                         x = w * (x - row_d[i][half]);
                     }
+                }
             }
         accumulate<ROWS, TILE / 8, D>(sum, ds, k_tile);
     }

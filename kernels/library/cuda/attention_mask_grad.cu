@@ -1,5 +1,5 @@
 // The gradient of a mask that was added to the scores: dmask = Σ p (dp - delta) over the axes along which
-// the mask was broadcast, with p = e^(s - lse), dp = dy vᵀ and delta = Σ dy·y of a row.
+// the mask was broadcast, with p = e^(s - lse), dp = dy vᵀ, times the factors of dropout, and delta = Σ dy·y of a row.
 //
 // A block processes BLOCK queries and TILE keys of one mask, or all of an axis along which the mask has one element,
 // and iterates over the batches and heads that share it in a fixed order.
@@ -13,8 +13,12 @@ struct Dense {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_mask_grad(Sum* dmask, const T* dy, const T* q, const T* k, const T* v, const Sum* lse,
-                    const Sum* delta, const Sum* factors, const MASK_T* mask, Shape shape, Sum scale, Dense dense, i64 batches) {
+                    const Sum* delta, const Sum* factors, const MASK_T* mask, Shape shape, Sum scale, Dense dense, i64 batches
+                    DROPOUT_PARAMETERS(Sum)) {
     DYNAMIC_SHARED(shared);
+#if DROPOUT != NO_DROPOUT
+    Dropout<Sum> dropout(kept, drawn, factor);
+#endif
     Sum* q_rows = reinterpret_cast<Sum*>(shared);
     Sum* dy_rows = q_rows + BLOCK * (HEAD + 1);
     Sum* k_tile = dy_rows + BLOCK * (VALUE + 1);
@@ -54,6 +58,9 @@ attention_mask_grad(Sum* dmask, const T* dy, const T* q, const T* k, const T* v,
                         Sum dp = dot<VALUE>(dy_rows + at * (VALUE + 1), v_tile + lane * (VALUE + 1));
                         const MASK_T* added = mask + mask_place(shape, batch, h, query + at, key + lane);
                         Sum p = weight(qk, lse[row + at], scale, added) * factors[row + at];
+#if DROPOUT != NO_DROPOUT
+                        dp *= dropout.of((row + at) * shape.keys + key + lane);
+#endif
                         if (!is_filled(lse[row + at])) sum[r] += p * (dp - delta[row + at]);
                     }
                 }

@@ -4,8 +4,12 @@
 #include "attention_plain.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-attention_plain(T* y, Sum* lse, const T* q, const T* k, const T* v, const MASK_T* mask, Shape shape, Sum scale) {
+attention_plain(T* y, Sum* lse, const T* q, const T* k, const T* v, const MASK_T* mask, Shape shape, Sum scale
+                DROPOUT_PARAMETERS(Sum)) {
     DYNAMIC_SHARED(shared);
+#if DROPOUT != NO_DROPOUT
+    Dropout<Sum> dropout(kept, drawn, factor);
+#endif
     Sum* q_rows = reinterpret_cast<Sum*>(shared);
     Sum* k_tile = q_rows + BLOCK * (HEAD + 1);
     Sum* v_tile = k_tile + TILE * (HEAD + 1);
@@ -37,10 +41,14 @@ attention_plain(T* y, Sum* lse, const T* q, const T* k, const T* v, const MASK_T
             Sum most = warp_most(s);
             most = m[r] > most ? m[r] : most;
             Sum origin = most == -infinite() ? Sum(0) : most;
-            Sum factor = exponential(m[r] - origin), p = exponential(s - origin);
+            Sum change = exponential(m[r] - origin), p = exponential(s - origin);
             m[r] = most;
-            l[r] = l[r] * factor + warp_sum(p);
-            sum[r].scale(factor);
+            l[r] = l[r] * change + warp_sum(p);
+#if DROPOUT != NO_DROPOUT
+            if (query < shape.queries && key + lane < shape.keys)
+                p *= dropout.of((head * shape.queries + query) * shape.keys + key + lane);
+#endif
+            sum[r].scale(change);
             sum[r].add(p, v_tile);
         }
     }

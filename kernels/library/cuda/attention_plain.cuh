@@ -2,13 +2,14 @@
 //
 // To be defined: T, the elements; HEAD and VALUE, the sizes of a query and of a value; CAUSAL (0 or 1); WINDOW, the
 // keys on either side visible to a query, counting itself, or 0 for all; MASK (NO_MASK, ADDED or KEPT) with elements
-// MASK_T; R, the rows of a warp; COARSE and FILLED of the operation, if a mask is added.
+// MASK_T; R, the rows of a warp; COARSE and FILLED of the operation, if a mask is added; DROPOUT.
 //
 // A block of four warps holds 4·R rows of one side in shared memory and iterates over tiles of 32 rows of the other,
 // one per lane; a row of sums is distributed over the lanes. Everything is computed in the wide type of T. Rows of
 // tiles are padded by one element, so that lanes read different banks.
 
 #include "sight.cuh"
+#include "dropout.cuh"
 
 #define NO_MASK 0
 #define ADDED 1

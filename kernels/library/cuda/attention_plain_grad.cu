@@ -3,6 +3,8 @@
 //
 //   dv = pᵀ dy,  ds = p (dp - delta),  dq = scale · ds k,  dk = scale · dsᵀ q.
 //
+// With dropout, dv = (f · p)ᵀ dy and dp = f · dy vᵀ with the factors f of the weights.
+//
 // Every sum is computed by one warp in a fixed order. The kernel for queries also sums the weights of each row whose lse
 // is coarse: `factors` are the inverse sums, and 1 for other rows.
 
@@ -10,8 +12,12 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_plain_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, const Sum* lse,
-                             const Sum* delta, Sum* factors, const MASK_T* mask, Shape shape, Sum scale) {
+                             const Sum* delta, Sum* factors, const MASK_T* mask, Shape shape, Sum scale
+                             DROPOUT_PARAMETERS(Sum)) {
     DYNAMIC_SHARED(shared);
+#if DROPOUT != NO_DROPOUT
+    Dropout<Sum> dropout(kept, drawn, factor);
+#endif
     Sum* q_rows = reinterpret_cast<Sum*>(shared);
     Sum* dy_rows = q_rows + BLOCK * (HEAD + 1);
     Sum* k_tile = dy_rows + BLOCK * (VALUE + 1);
@@ -42,6 +48,9 @@ attention_plain_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T
                 Sum dp = dot<VALUE>(dy_rows + at * (VALUE + 1), v_tile + lane * (VALUE + 1));
                 const MASK_T* added = mask + mask_place(shape, batch, h, first + at, key + lane);
                 Sum p = weight(qk, lse[row0 + at], scale, added);
+#if DROPOUT != NO_DROPOUT
+                dp *= dropout.of((row0 + at) * shape.keys + key + lane);
+#endif
                 weights[r] += p;
                 ds = p * (dp - delta[row0 + at]);
             }
@@ -53,16 +62,20 @@ attention_plain_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T
         int at = warp * R + r;
         Sum total = MASK == ADDED ? warp_sum(weights[r]) : 1;
         if (first + at >= shape.queries) continue;
-        Sum factor = is_coarse(lse[row0 + at]) ? 1 / total : 1;
-        if (MASK == ADDED && lane == 0) factors[row0 + at] = factor;
-        sum[r].store(dq + (row0 + at) * HEAD, is_filled(lse[row0 + at]) ? 0 : scale * factor);
+        Sum inverse = is_coarse(lse[row0 + at]) ? 1 / total : 1;
+        if (MASK == ADDED && lane == 0) factors[row0 + at] = inverse;
+        sum[r].store(dq + (row0 + at) * HEAD, is_filled(lse[row0 + at]) ? 0 : scale * inverse);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_plain_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* v, const Sum* lse,
-                          const Sum* delta, const Sum* factors, const MASK_T* mask, Shape shape, Sum scale) {
+                          const Sum* delta, const Sum* factors, const MASK_T* mask, Shape shape, Sum scale
+                          DROPOUT_PARAMETERS(Sum)) {
     DYNAMIC_SHARED(shared);
+#if DROPOUT != NO_DROPOUT
+    Dropout<Sum> dropout(kept, drawn, factor);
+#endif
     Sum* k_rows = reinterpret_cast<Sum*>(shared);
     Sum* v_rows = k_rows + BLOCK * (HEAD + 1);
     Sum* q_tile = v_rows + BLOCK * (VALUE + 1);
@@ -96,7 +109,12 @@ attention_plain_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, con
                     const MASK_T* added = mask + mask_place(shape, batch, h, query + lane, first + at);
                     p = weight(qk, lse[row + lane], scale, added);
                     if (MASK == ADDED) p *= factors[row + lane];
-                    if (!is_filled(lse[row + lane])) ds = p * (dp - delta[row + lane]);
+                    Sum f = 1;
+#if DROPOUT != NO_DROPOUT
+                    f = dropout.of((row + lane) * shape.keys + first + at);
+#endif
+                    if (!is_filled(lse[row + lane])) ds = p * (f * dp - delta[row + lane]);
+                    p *= f;
                 }
                 dv_sum[r].add(p, dy_tile);
                 dk_sum[r].add(ds, q_tile);

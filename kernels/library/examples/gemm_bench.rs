@@ -109,6 +109,7 @@ fn attention(pool: &Pool) {
                 v: layout,
                 o: layout,
                 mask: None,
+                dropout: None,
             };
             let [q, k, v, d_o] = [0; 4].map(|_| values(elem, size));
             let [mut o, mut d_q, mut d_k, mut d_v] = [0; 4].map(|_| values(elem, size));
@@ -118,7 +119,9 @@ fn attention(pool: &Pool) {
             let at_lse = lse.as_mut_ptr();
             forward.push(move || {
                 // SAFETY: the buffers live as long as the closures that own or share them.
-                unsafe { shape.forward(pool, at_q, at_k, at_v, std::ptr::null(), at_o, at_lse) };
+                unsafe {
+                    shape.forward(pool, at_q, at_k, at_v, [std::ptr::null(); 2], at_o, at_lse)
+                };
             });
             backward.push(move || {
                 let inputs = BackwardInputs {
@@ -126,6 +129,7 @@ fn attention(pool: &Pool) {
                     k: k.as_ptr().cast(),
                     v: v.as_ptr().cast(),
                     mask: std::ptr::null(),
+                    kept: std::ptr::null(),
                     o: o.as_ptr().cast(),
                     lse: lse.as_ptr(),
                     d_o: d_o.as_ptr().cast(),

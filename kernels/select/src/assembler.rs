@@ -72,7 +72,7 @@ fn nodes(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
 
 /// Builder for the launches of a body.
 pub(super) struct Assembler<'a> {
-    body: &'a Graph,
+    pub(super) body: &'a Graph,
     /// Whether sums are added in one order.
     pub(super) deterministic: bool,
     places: HashMap<ValueId, Pointer>,

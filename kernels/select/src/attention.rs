@@ -2,6 +2,7 @@
 
 mod cpu;
 mod cudnn;
+mod dropout;
 
 pub(super) use cpu::cpu;
 
@@ -11,7 +12,7 @@ use crate::source::c_type;
 use frit_ir::ops::attention::{COARSE, Dims, FILLED, Sight};
 use frit_ir::plan::{Argument, Pointer};
 use frit_ir::strided::{self, Strided};
-use frit_ir::{DType, Graph, Node, Op, Shape, TensorType};
+use frit_ir::{DType, Graph, Node, Op, Shape, TensorType, ValueId};
 
 /// Warps per block, for all kernels.
 const WARPS: usize = 4;
@@ -35,11 +36,21 @@ pub(super) struct Setting<'a> {
     pub(super) mask: Option<(Pointer, &'a TensorType)>,
     /// Elements of the mask between batches, heads, queries and keys.
     mask_strides: Vec<usize>,
+    pub(super) dropout: Option<Dropout>,
     /// Types of the results.
     types: Vec<&'a TensorType>,
     pub(super) q: View,
     pub(super) k: View,
     pub(super) v: View,
+}
+
+/// Dropout of weights.
+pub(super) struct Dropout {
+    keep: f64,
+    /// The state of the generator if the mask is drawn, otherwise the mask.
+    kept: Pointer,
+    /// Number and probability of a mask that is drawn.
+    drawn: Option<(u32, f64)>,
 }
 
 /// An operand or result and the strides of its batches, heads and rows, in elements.
@@ -49,11 +60,22 @@ pub(super) struct View {
     pub(super) strides: [usize; 3],
 }
 
+impl Dropout {
+    /// What the kernels call it.
+    fn kind(&self) -> &'static str {
+        if self.drawn.is_some() { "DRAWN" } else { "STORED" }
+    }
+}
+
 impl View {
     /// `[batch, heads, rows, size]`, contiguous.
     fn dense(at: Pointer, ty: &TensorType) -> View {
         let strides = ty.shape.strides();
         View { at, strides: [strides[0], strides[1], strides[2]] }
+    }
+
+    fn is_dense(&self, ty: &TensorType) -> bool {
+        self.strides == ty.shape.strides()[..3]
     }
 
     /// The view of a body's value; `None` if the elements of a row are not contiguous.
@@ -107,8 +129,15 @@ pub(super) fn cuda_strided(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
     let written = strided::results(body, node)?;
     let result = |i: usize| View::strided(&written[i], Pointer::Write, dtype);
     let s = Setting::of(a, node, qkv)?;
+    // The plain kernels, of which one computes the gradient of a mask, read and write dense tensors.
     if !s.has_tensor_cores() || written.len() > 3 {
-        return None;
+        let outer = outer.iter().flatten().zip([0, 4]);
+        let mut reads = qkv.iter().zip(first..).chain(outer);
+        let reads_dense = reads.all(|(view, i)| view.is_dense(body.ty(node.inputs[i])));
+        let mut results = written.iter().zip(&s.types);
+        if !reads_dense || !results.all(|(view, ty)| view.is_dense(ty.shape.dims())) {
+            return None;
+        }
     }
     // They fill the results of the body.
     for output in &body.outputs {
@@ -122,18 +151,20 @@ pub(super) fn cuda_strided(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
         }
         Some([dy, y]) => {
             let lse = a.read(node.inputs[5])?;
-            s.backward(a, [dy, y], lse, [result(0)?, result(1)?, result(2)?], None)
+            let d_mask = written.get(3).map(|mask| Pointer::Write(mask.operand, 0));
+            s.backward(a, [dy, y], lse, [result(0)?, result(1)?, result(2)?], d_mask)
         }
     }
 }
 
 impl<'a> Setting<'a> {
     fn of(a: &mut Assembler<'a>, node: &Node, [q, k, v]: [View; 3]) -> Option<Setting<'a>> {
-        let (first, mask, scale, sight) = match &node.op {
-            Op::Attention(op) => (0, node.inputs.get(3), op.scale, op.sight()),
-            Op::AttentionGrad(op) => (1, node.inputs.get(6), op.scale, op.sight()),
+        let (first, masks, keep, scale, sight) = match &node.op {
+            Op::Attention(op) => (0, op.masks(&node.inputs), op.keep, op.scale, op.sight()),
+            Op::AttentionGrad(op) => (1, op.masks(&node.inputs), op.keep, op.scale, op.sight()),
             _ => return None,
         };
+        let [mask, kept] = masks.map(Option::<&ValueId>::copied);
         let types: Vec<&TensorType> =
             node.inputs[first..first + 3].iter().map(|v| a.ty(*v)).collect();
         let dims = Dims::of(types[0], types[1], types[2]).ok()?;
@@ -143,14 +174,23 @@ impl<'a> Setting<'a> {
         }
         let (mut mask_strides, mut operand) = (vec![0; 4], None);
         if let Some(mask) = mask {
-            let ty = a.ty(*mask);
+            let ty = a.ty(mask);
             c_type(ty.dtype)?;
             let full = Shape::from([dims.b, dims.h, dims.t, dims.s]);
             mask_strides = ty.shape.broadcast_strides(&full)?;
             // Kernels index scores of a head with 32 bits.
             i32::try_from(dims.t * dims.s).ok()?;
-            operand = Some((a.read(*mask)?, ty));
+            operand = Some((a.read(mask)?, ty));
         }
+        let dropout = match kept.zip(keep) {
+            None => None,
+            Some((kept, keep)) => Some(match dropout::drawn(a.body, kept) {
+                Some((mask, state)) => {
+                    Dropout { keep, kept: a.read(state)?, drawn: Some((mask.id, mask.keep)) }
+                }
+                None => Dropout { keep, kept: a.read(kept)?, drawn: None },
+            }),
+        };
         Some(Setting {
             dims,
             element: types[0].dtype,
@@ -158,6 +198,7 @@ impl<'a> Setting<'a> {
             sight: sight.of(dims.t, dims.s),
             mask: operand,
             mask_strides,
+            dropout,
             types: node.outputs.iter().map(|v| a.ty(*v)).collect(),
             q,
             k,
@@ -199,7 +240,8 @@ impl<'a> Setting<'a> {
             .define("CAUSAL", u8::from(self.sight.causal))
             .define("WINDOW", self.sight.window.unwrap_or(0))
             .define("MASK", kind)
-            .define("MASK_T", mask);
+            .define("MASK_T", mask)
+            .define("DROPOUT", self.dropout.as_ref().map_or("NO_DROPOUT", Dropout::kind));
         let mut kernel = match kind {
             "ADDED" => kernel.define("COARSE", COARSE).define("FILLED", format!("{FILLED:e}")),
             _ => kernel,
@@ -226,18 +268,40 @@ impl<'a> Setting<'a> {
         )
     }
 
-    /// Adds the arguments mask (any pointer if there is none), sizes and scale.
+    /// Adds the last arguments.
     fn finish(&self, kernel: SourceKernel) -> SourceKernel {
+        self.with_dropout(self.with_mask(kernel))
+    }
+
+    /// Adds the arguments mask (any pointer if there is none), sizes and scale.
+    fn with_mask(&self, kernel: SourceKernel) -> SourceKernel {
         let d = &self.dims;
         let mut words = vec![d.h as i64, d.g as i64, d.t as i64, d.s as i64];
         words.extend(self.mask_strides.iter().map(|s| *s as i64));
         let mut kernel = kernel.pointer(self.mask.map_or(self.q.at, |(at, _)| at));
         kernel.arguments.push(Argument::Words(words));
-        match self.wide() {
-            DType::F64 => kernel.arguments.push(Argument::F64(self.scale)),
-            _ => kernel.arguments.push(Argument::F32(self.scale as f32)),
-        }
+        kernel.arguments.push(self.number(self.scale));
         kernel
+    }
+
+    /// Adds the arguments of dropout, if there is one.
+    fn with_dropout(&self, kernel: SourceKernel) -> SourceKernel {
+        let Some(dropout) = &self.dropout else { return kernel };
+        let weights = self.rows() * self.dims.s;
+        let (id, keep) = dropout.drawn.unwrap_or_default();
+        let words = vec![weights as i64, i64::from(id), (keep * 4_294_967_296.0) as i64];
+        let mut kernel = kernel.pointer(dropout.kept);
+        kernel.arguments.push(Argument::Words(words));
+        kernel.arguments.push(self.number(dropout.keep.recip()));
+        kernel
+    }
+
+    /// An argument of the type of statistics.
+    fn number(&self, x: f64) -> Argument {
+        match self.wide() {
+            DType::F64 => Argument::F64(x),
+            _ => Argument::F32(x as f32),
+        }
     }
 
     fn forward(&self, a: &mut Assembler<'_>, y: View, lse: Pointer) -> Option<()> {
@@ -457,9 +521,9 @@ impl<'a> Setting<'a> {
             .grid(blocks)?
             .pointer(dmask);
         let kernel = operands.into_iter().fold(kernel, SourceKernel::pointer);
-        let mut kernel = self.finish(kernel);
+        let mut kernel = self.with_mask(kernel);
         kernel.arguments.push(Argument::Words(s.iter().map(|s| *s as i64).collect()));
-        a.run(kernel.i64(d.b));
+        a.run(self.with_dropout(kernel.i64(d.b)));
         Some(())
     }
 }

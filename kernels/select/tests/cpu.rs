@@ -453,7 +453,7 @@ fn a_batch_normalization_with_relu_fills_the_results_of_the_body() {
 #[test]
 fn attention_fills_the_results_of_the_body() {
     let operands = [1, 2, 3].map(|seed| operand(DType::F32, &[1, 2, 3, 4], seed));
-    let op = Op::Attention(Attention { scale: 0.5, causal: true, window: None });
+    let op = Op::Attention(Attention { scale: 0.5, causal: true, window: None, keep: None });
     let rows = Op::Transpose(Transpose { perm: vec![0, 2, 1, 3] });
     let bodies = returning(&operands, |add, v| {
         let y = add(op.clone(), v);
@@ -469,4 +469,35 @@ fn attention_fills_the_results_of_the_body() {
         ]
     });
     check_first(&bodies, &operands);
+}
+
+/// A region draws the mask itself, reads the state of the generator and stores nothing else.
+#[test]
+fn attention_with_dropout() {
+    let (q, state) = ([2, 3, 5, 4], Tensor::ints(DType::I64, [5], vec![77, 1, 4, 2, 2]));
+    let qkv = [1, 2, 3].map(|seed| operand(DType::F32, &q, seed));
+    let op = Attention { scale: 0.5, causal: true, window: None, keep: Some(0.75) };
+    let draw = Op::RandomMask(RandomMask { shape: [2, 15, 5].into(), keep: 0.75, id: 2 });
+    let shape = Op::Reshape(Reshape { shape: [2, 3, 5, 5].into() });
+    let results = |op: Op, operands: &[Tensor]| {
+        eval_op(&op, &operands.iter().collect::<Vec<_>>(), Options::default()).expect("results")
+    };
+    let mask = results(draw.clone(), std::slice::from_ref(&state));
+    let kept = results(shape.clone(), &mask);
+    let forward = [&qkv[..], &kept].concat();
+    check(Op::Attention(op.clone()), &forward);
+    let found = results(Op::Attention(op.clone()), &forward);
+    let backward = [&[operand(DType::F32, &q, 4)], &qkv[..], &found].concat();
+    let grad = Op::AttentionGrad(AttentionGrad::of(&op, false));
+    check(grad.clone(), &[&backward[..], &kept].concat());
+    for (op, operands) in [(Op::Attention(op), qkv.to_vec()), (grad, backward)] {
+        let operands = [&operands[..], &[state.clone()]].concat();
+        let [body] = returning(&operands, |add, v| {
+            let (state, others) = v.split_last().expect("a state");
+            let mask = add(draw.clone(), &[*state]);
+            let kept = add(shape.clone(), &mask);
+            [add(op.clone(), &[others, &kept].concat())]
+        });
+        check_body(&body, &operands);
+    }
 }

@@ -234,8 +234,11 @@ impl Builder<'_> {
     fn mask(&mut self, id: NodeId, same: ValueId) -> Result<(), GraphError> {
         let &[batch, length, _] = self.graph.ty(same).shape.dims() else { return Ok(()) };
         let same = self.reshape(same, vec![batch, 1, length, length])?;
-        let mut inputs = self.graph.node(id).inputs.clone();
-        let mask = match inputs.get(3).copied() {
+        let node = self.graph.node(id);
+        let mut inputs = node.inputs.clone();
+        let Op::Attention(attention) = &node.op else { return Ok(()) };
+        let [mask, kept] = attention.masks(&node.inputs).map(Option::<&ValueId>::copied);
+        let mask = match mask {
             None => same,
             Some(mask) if self.graph.ty(mask).dtype == DType::Bool => {
                 self.add(Op::Logical(LogicalFn::And), &[mask, same])?
@@ -247,6 +250,7 @@ impl Builder<'_> {
         };
         inputs.truncate(3);
         inputs.push(mask);
+        inputs.extend(kept);
         self.graph.set_inputs(id, inputs)
     }
 

@@ -1,11 +1,11 @@
 //! Removes dropout: every use of a random mask is replaced by its mean.
 //!
 //! `select(mask, x / keep, 0)` is `x`; `select(mask, a, b)` is `keep · a + (1 − keep) · b`; a mask cast to
-//! a number is `keep`. Source: Srivastava et al. 2014, §4.
+//! a number is `keep`; attention keeps all weights. Source: Srivastava et al. 2014, §4.
 
 use super::INFO;
 use crate::pass::{PassContext, bug};
-use frit_ir::ops::{BinaryFn, Constant, Expand};
+use frit_ir::ops::{Attention, BinaryFn, Constant, Expand};
 use frit_ir::{
     Code, DType, Diagnostic, Graph, NodeId, Op, Origin, Region, Tensor, TensorType, ValueId,
 };
@@ -23,6 +23,10 @@ pub(super) fn remove(graph: &mut Graph, context: &mut PassContext) -> Result<(),
         let value = graph.node(id).outputs[0];
         context.remark(&graph.node(id).origin, "dropout is off");
         for &user in &users[value.0 as usize] {
+            if let Some(undropped) = undropped(graph, user, value)? {
+                map.extend(graph.node(user).outputs.clone().into_iter().zip(undropped));
+                continue;
+            }
             let mean = mean(graph, user, value, keep)?;
             map.insert(graph.node(user).outputs[0], mean);
         }
@@ -36,6 +40,23 @@ pub(super) fn remove(graph: &mut Graph, context: &mut PassContext) -> Result<(),
     }
     graph.substitute(&map);
     Ok(())
+}
+
+/// The results of the node `user`, if it is an attention that drops weights by this mask, without dropout.
+fn undropped(
+    graph: &mut Graph,
+    user: NodeId,
+    mask: ValueId,
+) -> Result<Option<Vec<ValueId>>, Diagnostic> {
+    let node = graph.node(user).clone();
+    let Op::Attention(op) = &node.op else { return Ok(None) };
+    if op.masks(&node.inputs)[1] != Some(&mask) {
+        return Ok(None);
+    }
+    let operands = &node.inputs[..node.inputs.len() - 1];
+    let op = Op::Attention(Attention { keep: None, ..op.clone() });
+    let results = graph.add(op, operands, node.origin.by(INFO.name), Region::Forward);
+    results.map(Some).map_err(bug(INFO.name))
 }
 
 /// The mean of the node `user`, if it reads a mask that is true with probability `keep`.
@@ -149,6 +170,24 @@ mod tests {
     use super::remove;
     use crate::PassContext;
     use frit_ir::text;
+
+    #[test]
+    fn attention_keeps_all_weights() {
+        let text = r#"graph @g world=1 {
+ %s: i64[5] = state {init = 0.0, name = "rng", ty = {"dtype": "i64", "shape": [5]}}
+ %m: bool[1, 1, 2, 2] = random_mask %s {id = 0, keep = 0.5, shape = [1,1,2,2]}
+ %x: f32[1, 1, 2, 3] = input {name = "x", ty = {"dtype": "f32", "shape": [1,1,2,3]}}
+ %y: f32[1, 1, 2, 3], %l: f32[1, 1, 2] = attention %x, %x, %x, %m {keep = 0.5, scale = 1.0}
+ return %y as "y"
+ return %l as "l"
+}"#;
+        let mut graph = text::parse(text).expect("parses");
+        remove(&mut graph, &mut PassContext::default()).expect("evaluates");
+        graph.sort().expect("no cycle");
+        graph.remove_dead();
+        let nodes: Vec<_> = graph.nodes().map(|(_, n)| (n.op.name(), n.inputs.len())).collect();
+        assert_eq!(nodes, [("input", 0), ("attention", 3)], "{graph}");
+    }
 
     #[test]
     fn integers_have_no_mean() {

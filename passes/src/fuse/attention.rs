@@ -1,7 +1,7 @@
 //! Fuses attention with the layout operations around it.
 //!
-//! A region of kind `Attention` has one `attention` or `attention_grad`; copies of the reshapes, transposes, splits and slices that
-//! produce its operands (other readers keep the originals); and the transposes and the concat that are the only readers of its
+//! A region of kind `Attention` has one `attention` or `attention_grad`; copies of the reshapes, transposes, splits, slices and random
+//! masks that produce its operands (other readers keep the originals); and the transposes and the concat that are the only readers of its
 //! results. Layouts that strides cannot express stay outside.
 
 use super::cluster::{Cluster, Clusters};
@@ -108,15 +108,17 @@ fn with(cluster: &Cluster, members: &[usize], copies: &[usize]) -> Cluster {
     grown
 }
 
-/// Positions of the layout operations, other than reshapes, between memory and an operand.
+/// Positions of the layout operations, other than reshapes, between memory and an operand, or of the random mask that it is.
 fn producers(clusters: &Clusters<'_, '_>, operand: ValueId) -> Vec<usize> {
     let facts = clusters.facts;
     let (mut found, mut value) = (Vec::new(), operand);
     loop {
         let position = facts.source(value);
         let node = facts.node(position);
+        let is_random = matches!(node.op, Op::RandomMask(_));
         let is_layout = matches!(node.op, Op::Transpose(_) | Op::Split(_) | Op::Slice(_));
-        if !is_layout || clusters.owner[position].is_some() || facts.is_sharded(node) {
+        if !(is_layout || is_random) || clusters.owner[position].is_some() || facts.is_sharded(node)
+        {
             return found;
         }
         found.push(position);

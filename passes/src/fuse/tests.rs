@@ -496,6 +496,25 @@ fn attention_reads_and_writes_through_layout_operations() {
 }
 
 #[test]
+fn attention_draws_the_mask_of_its_dropout() {
+    let dropped = PACKED_ATTENTION
+        .replace(
+            "    %y: f32[2, 2, 3, 4], %l",
+            r#"    %s: i64[5] = input {name = "s", ty = {"dtype":"i64","shape":[5]}}
+    %m: bool[2, 6, 3] = random_mask %s {id = 0, keep = 0.5, shape = [2,6,3]}
+    %kept: bool[2, 2, 3, 3] = reshape %m {shape = [2,2,3,3]}
+    %y: f32[2, 2, 3, 4], %l"#,
+        )
+        .replace("%vt {causal = true,", "%vt, %kept {causal = true, keep = 0.5,")
+        .replace("%l {causal = true,", "%l, %kept {causal = true, keep = 0.5,");
+    let fused = fuse_with(Fuse { supported: |_, _| true, ..Fuse::default() }, &parse(&dropped));
+    let outline = outline(&fused);
+    let regions: Vec<&str> = outline.split("; ").filter(|l| l.starts_with("attention(")).collect();
+    assert!(regions.len() == 2 && regions.iter().all(|l| l.contains("random_mask")), "{outline}");
+    assert_eq!(outline.matches("random_mask").count(), 2, "{outline}");
+}
+
+#[test]
 fn what_strides_do_not_reach_stays_outside_of_attention() {
     // The queries are also scaled, so their gradient is not an operand of the concat.
     let scaled = PACKED_ATTENTION

@@ -266,7 +266,8 @@ impl Step<'_> {
             let seen = self.operands[operand];
             seen.is_uniform() || seen.own_axis(self.shape(operand)) == Some(axis)
         };
-        let mask = self.operands.get(3).map(|_| self.shape(3).rank() - 1);
+        let has_mask = op.masks(&self.operands)[0].is_some();
+        let mask = has_mask.then(|| self.shape(3).rank() - 1);
         let apart = (0..3).all(|i| has_places(i, PLACES));
         if !apart || mask.is_some_and(|axis| !has_places(3, axis)) {
             return None;

@@ -80,7 +80,7 @@ fn reaches_softmax(graph: &Graph, users: &[Vec<frit_ir::NodeId>], v: ValueId) ->
             let node = graph.node(*id);
             match &node.op {
                 Op::Softmax(_) | Op::LogSoftmax(_) => return true,
-                Op::Attention(_) if node.inputs.get(3) == Some(&v) => return true,
+                Op::Attention(op) if op.masks(&node.inputs)[0] == Some(&v) => return true,
                 Op::Binary(BinaryFn::Add) | Op::Cast(_) | Op::Select => {}
                 op if op.is_layout() => {}
                 _ => continue,

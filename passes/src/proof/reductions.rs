@@ -371,7 +371,8 @@ impl Encoder<'_> {
         assert!(!op.causal && op.window.is_none(), "masks by position have no reading");
         let graph = self.graph;
         let inputs = &graph.def(v).inputs;
-        let (q, k, value, mask) = (inputs[0], inputs[1], inputs[2], inputs.get(3).copied());
+        let (q, k, value) = (inputs[0], inputs[1], inputs[2]);
+        let [mask, kept] = op.masks(inputs).map(Option::<&ValueId>::copied);
         let (heads, groups) = (self.dims(q)[1], self.dims(k)[1]);
         let (keys, depth) = (self.dims(k)[2], self.dims(q)[3]);
         let [b, h, t, column] = index[..] else { panic!("attention has four axes") };
@@ -397,10 +398,17 @@ impl Encoder<'_> {
         });
         let scores = inner.max(mask.map_or(0, |mask| self.height(mask)));
         let (max, sum) = self.softmax_of((v, vec![b, h, t]), scores, keys, score.clone());
+        let factor = op.keep.map(|keep| self.number(DType::F32, keep.recip()));
         let weighted = move |encoder: &mut Encoder<'_>, s: &[SExpr]| {
             let score = score(encoder, s);
             let e = encoder.exp(encoder.apply("-", &[score, max]));
-            let weight = encoder.quotient(e, sum);
+            let mut weight = encoder.quotient(e, sum);
+            if let (Some(kept), Some(factor)) = (kept, factor) {
+                let kept = encoder.at(kept, &[b, h, t, s[0]]);
+                let zero = encoder.number(DType::F32, 0.0);
+                let scaled = encoder.apply("*", &[weight, factor]);
+                weight = encoder.apply("ite", &[kept, scaled, zero]);
+            }
             let value = encoder.at(value, &[b, group, s[0], column]);
             encoder.apply("*", &[weight, value])
         };

@@ -3,7 +3,7 @@
 //! `softmax(scale·q·kᵀ [masked]) · v`: the scale before or after the matmul, as factor or divisor, or its root on each
 //! of q and k; masks added or filled in; the guard that turns the NaN of rows without any key into 0; keys and values
 //! repeated over groups of heads; operands of four axes, or of three as one head. Not raised if scores or weights are
-//! also used elsewhere.
+//! also used elsewhere. Weights may be dropped: `select(kept, p/keep, 0)`.
 
 use super::mask::{Mask, Masks};
 use super::matcher::{Matcher, near};
@@ -24,19 +24,21 @@ pub(super) const RULE: Rule = Rule {
     apply: raise,
 };
 
-/// The scale in each place, an added mask, keys as columns, groups of heads, three axes.
+/// The scale in each place, an added mask, keys as columns, groups of heads, three axes, dropout.
 const ATTENTIONS: &[&str] = &[
     "s=mul(matmul{trans_a=false,trans_b=true}(q:f32[a,b,c,d],k:f32[a,b,e,d]),0.25:f32[]);matmul{trans_a=false,trans_b=false}(softmax{axis=3}(<s|add(s,m:f32[a,b,c,e])>),v:f32[a,b,e,f])",
     "s=matmul{trans_a=false,trans_b=true}(mul(q:f32[a,b,c,d],0.5:f32[]),div(k:f32[a,b,e,d],4:f32[]));matmul{trans_a=false,trans_b=false}(softmax{axis=3}(s),v:f32[a,b,e,f])",
     "s=matmul{trans_a=false,trans_b=false}(q:f32[a,b,c,d],k:f32[a,b,d,e]);matmul{trans_a=false,trans_b=false}(softmax{axis=3}(div(s,8:f32[])),v:f32[a,b,e,f])",
     "s=matmul{trans_a=false,trans_b=true}(q:f32[a,c,d],k:f32[a,e,d]);matmul{trans_a=false,trans_b=false}(softmax{axis=2}(mul(s,0.25:f32[])),v:f32[a,e,f])",
+    "s=matmul{trans_a=false,trans_b=true}(q:f32[a,b,c,d],k:f32[a,b,e,d]);p=softmax{axis=3}(mul(s,0.25:f32[]));matmul{trans_a=false,trans_b=false}(select(m:bool[a,b,c,e],mul(p,1.25:f32[]),0:f32[]),v:f32[a,b,e,f])",
     "k=reshape{shape=[2,a*b,c,d]}(expand{shape=[2,a,b,c,d]}(p:f32[2,a,1,c,d]));v=reshape{shape=[2,a*b,c,f]}(expand{shape=[2,a,b,c,f]}(w:f32[2,a,1,c,f]));s=matmul{trans_a=false,trans_b=true}(q:f32[2,a*b,e,d],k);matmul{trans_a=false,trans_b=false}(softmax{axis=3}(mul(s,0.25:f32[])),v)",
 ];
 
 /// An attention whose last node defines `y`.
 fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
     let [weights, v] = matmul(m, y, false)?;
-    let scores = softmax(m, weights)?;
+    let dropout = dropout(m, weights);
+    let scores = softmax(m, dropout.map_or(weights, |dropout| dropout.weights))?;
     let ty = m.graph.ty(scores);
     let (q, k, scale, masks) = scaled_matmul(m, scores)?;
     if !matches!(ty.shape.rank(), 3 | 4) {
@@ -61,11 +63,21 @@ fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
         }
     }
     operands.extend(masks.operand);
+    operands.extend(dropout.map(|Dropout { kept, .. }| match ty.shape.rank() {
+        3 => {
+            let &[b, t, s] = ty.shape.dims() else { unreachable!("of three axes") };
+            raised.push(
+                Op::Reshape(Reshape { shape: Shape::from([b, 1, t, s]) }),
+                vec![Step::Old(kept)],
+            )
+        }
+        _ => Step::Old(kept),
+    }));
     let usual = m.graph.ty(q).shape.0.last().map_or(1.0, |&d| 1.0 / (d as f64).sqrt());
     // Exporters round the scale, or its root, to f32.
     let scale = if near(scale, usual) { usual } else { scale };
     let Sight { causal, window } = masks.sight;
-    let op = Attention { scale, causal, window };
+    let op = Attention { scale, causal, window, keep: dropout.map(|dropout| dropout.keep) };
     let result = raised.push(Op::Attention(op), operands);
     if ty.shape.rank() == 3 {
         let shape = m.graph.ty(y).shape.clone();
@@ -80,6 +92,28 @@ fn matmul(m: &Matcher<'_>, v: ValueId, trans_b: bool) -> Option<[ValueId; 2]> {
     let Op::MatMul(op) = &node.op else { return None };
     let plain = MatMul { trans_a: false, trans_b, out: None };
     (*op == plain).then(|| [node.inputs[0], node.inputs[1]])
+}
+
+/// Weights of which some are kept.
+#[derive(Clone, Copy)]
+struct Dropout {
+    weights: ValueId,
+    kept: ValueId,
+    keep: f64,
+}
+
+/// The parts of `select(kept, weights/keep, 0)`, used nowhere else.
+fn dropout(m: &Matcher<'_>, v: ValueId) -> Option<Dropout> {
+    let node = m.graph.def(v);
+    if node.op != Op::Select || m.uses(v) != 1 {
+        return None;
+    }
+    let (kept, scaled, other) = (node.inputs[0], node.inputs[1], node.inputs[2]);
+    let same = [kept, scaled].iter().all(|x| m.graph.ty(*x).shape == m.graph.ty(v).shape);
+    let (weights, factor) = m.scaled(scaled);
+    let keep = factor.recip();
+    let drops = keep > 0.0 && keep < 1.0 && m.scalar(other) == Some(0.0);
+    (same && drops && m.uses(scaled) == 1).then_some(Dropout { weights, kept, keep })
 }
 
 /// The scores of weights that are a softmax over the last axis, guarded or not, used nowhere else.

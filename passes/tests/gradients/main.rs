@@ -361,11 +361,22 @@ fn normalization_softmax_and_loss() {
 
 #[test]
 fn attention() {
-    let local = |causal, window| Op::Attention(Attention { scale: 0.5, causal, window });
+    let local =
+        |causal, window| Op::Attention(Attention { scale: 0.5, causal, window, keep: None });
     let op = |causal| local(causal, None);
     for causal in [false, true] {
         let shapes: [&[usize]; 3] = [&[1, 2, 5, 3], &[1, 1, 4, 3], &[1, 1, 4, 2]];
         single("window", local(causal, Some(2)), &shapes);
+    }
+    for mask in [None, Some(&[1, 1, 3, 5][..])] {
+        let shapes: Vec<&[usize]> =
+            [&[2, 2, 3, 4][..], &[2, 1, 5, 4], &[2, 1, 5, 3]].into_iter().chain(mask).collect();
+        check("dropout", &shapes, |g, p| {
+            let kept = (0..60).map(|i| i64::from(i % 7 < 5)).collect();
+            let kept = constant(g, Tensor::ints(DType::Bool, [2, 2, 3, 5], kept));
+            let op = Attention { scale: 0.5, causal: false, window: None, keep: Some(0.75) };
+            add(g, Op::Attention(op), &[p, &[kept]].concat())[0]
+        });
     }
     single("attention", op(false), &[&[2, 2, 3, 4], &[2, 2, 5, 4], &[2, 2, 5, 3]]);
     single("causal", op(true), &[&[1, 2, 4, 3], &[1, 2, 4, 3], &[1, 2, 4, 3]]);

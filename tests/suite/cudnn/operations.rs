@@ -106,9 +106,18 @@ pub(super) fn attentions() -> BTreeMap<String, Operation> {
         let lse = TensorType::new(DType::F32, [b, h, t]);
         let (scale, mask_grad) = (0.125, false);
         for (op, operands) in [
-            (Op::Attention(Attention { scale, causal, window: None }), vec![&q, &k, &v]),
             (
-                Op::AttentionGrad(AttentionGrad { scale, causal, window: None, mask_grad }),
+                Op::Attention(Attention { scale, causal, window: None, keep: None }),
+                vec![&q, &k, &v],
+            ),
+            (
+                Op::AttentionGrad(AttentionGrad {
+                    scale,
+                    causal,
+                    window: None,
+                    keep: None,
+                    mask_grad,
+                }),
                 vec![&y, &q, &k, &v, &y, &lse],
             ),
         ] {

@@ -149,6 +149,14 @@ impl Generator {
         Named { name, ty: TensorType::new(DType::F32, shape) }
     }
 
+    /// Draws a mask of this shape.
+    fn random_mask(&mut self, shape: &[usize]) -> Option<Named> {
+        let mask = json!({"shape": shape, "keep": 0.75, "id": self.n_names});
+        let draws = self.draws.clone();
+        let state = self.add("expand", json!({"shape": [5]}), &[&draws])?;
+        self.add("random_mask", mask, &[&state[0]])?.pop()
+    }
+
     /// Adds a node, if its operands fit; what it makes.
     fn add(&mut self, op: &str, attributes: Value, inputs: &[&Named]) -> Option<Vec<Named>> {
         let attributes: Map<String, Value> = attributes.as_object().cloned()?;
@@ -293,18 +301,24 @@ impl Generator {
                 let w = self.param(&dims[3..]);
                 let keys = self.add("mul", json!({}), &[x, &w]);
                 let causal = self.random.flag();
-                let attributes = json!({"scale": 0.5, "causal": causal});
-                keys.and_then(|k| self.add("attention", attributes, &[x, &k[0], x]));
+                let mut attributes = json!({"scale": 0.5, "causal": causal});
+                let scores = [&dims[..3], &dims[2..3]].concat();
+                let kept = if self.random.flag() { self.random_mask(&scores) } else { None };
+                if let Some(k) = keys {
+                    let mut operands = vec![x, &k[0], x];
+                    if let Some(kept) = &kept {
+                        attributes["keep"] = json!(0.75);
+                        operands.push(kept);
+                    }
+                    self.add("attention", attributes, &operands);
+                }
             }
             18 => {
-                let mask = json!({"shape": dims, "keep": 0.75, "id": self.n_names});
-                let draws = self.draws.clone();
-                let state = self.add("expand", json!({"shape": [5]}), &[&draws]);
-                let kept = state.and_then(|state| self.add("random_mask", mask, &[&state[0]]));
+                let kept = self.random_mask(&dims);
                 let ty = json!({"dtype": "f32", "shape": []});
                 let zero = self.add("constant", json!({"ty": ty, "splat": 0.0}), &[]);
                 if let (Some(kept), Some(zero)) = (kept, zero) {
-                    self.add("select", json!({}), &[&kept[0], x, &zero[0]]);
+                    self.add("select", json!({}), &[&kept, x, &zero[0]]);
                 }
             }
             _ => {

@@ -8,7 +8,7 @@ use crate::{DType, Op, Tensor};
 const SCALE: f64 = 0.7;
 
 fn forward(causal: bool, window: Option<usize>) -> Op {
-    Op::Attention(Attention { scale: SCALE, causal, window })
+    Op::Attention(Attention { scale: SCALE, causal, window, keep: None })
 }
 
 /// q [2,2,3,4], k [2,1,3,4], v [2,1,3,2]: two query heads share a key head.
@@ -54,6 +54,53 @@ fn equals_its_parts() {
 }
 
 #[test]
+fn dropped_weights_are_zero_and_the_others_larger() {
+    let keep = 0.8;
+    let op = Attention { scale: SCALE, causal: true, window: None, keep: Some(keep) };
+    let kept: Vec<i64> = (0..36).map(|i| i64::from(i % 5 != 1)).collect();
+    let kept_or_not: Vec<f64> = kept.iter().map(|k| *k as f64 / keep).collect();
+    for mask in [None, Some(f64s(&[3, 1], &[0.3, -0.2, 0.9]))] {
+        let inputs: Vec<Tensor> = operands().into_iter().chain(mask.clone()).collect();
+        let y = |v: &Tensor| {
+            let all = [&inputs[..2], &[v.clone()], &inputs[3..]].concat();
+            eval(forward(true, None), &all).remove(0).to_f64s()
+        };
+        // The weights, one key at a time.
+        let weights: Vec<Vec<f64>> = (0..3)
+            .map(|key| {
+                y(&f64s(
+                    &[2, 1, 3, 1],
+                    &[0, 1, 2, 3, 4, 5].map(|j| f64::from(u8::from(j % 3 == key))),
+                ))
+            })
+            .collect();
+        let all: Vec<Tensor> =
+            inputs.iter().cloned().chain([bools(&[2, 2, 3, 3], &kept)]).collect();
+        let results = eval(Op::Attention(op.clone()), &all);
+        let (found, v) = (results[0].to_f64s(), inputs[2].to_f64s());
+        for (row, y) in found.chunks(2).enumerate() {
+            for (column, y) in y.iter().enumerate() {
+                let of = |key: usize| {
+                    let value = v[(row / 6 * 3 + key) * 2 + column];
+                    weights[key][row] * kept_or_not[row * 3 + key] * value
+                };
+                assert_close(&[*y], &[of(0) + of(1) + of(2)], 1e-14);
+            }
+        }
+        let lse = eval(forward(true, None), &inputs).remove(1);
+        assert_eq!(results[1], lse);
+        let dy = f64s(&[2, 2, 3, 2], &noise(4, 24));
+        let grad = Op::AttentionGrad(AttentionGrad::of(&op, mask.is_some()));
+        let (rest, last) = all.split_at(3);
+        let of_grad = [&[dy.clone()], rest, &results[..], last].concat();
+        for (i, found) in eval(grad, &of_grad).iter().enumerate() {
+            let expected = numeric_gradient(&Op::Attention(op.clone()), &all, i, &dy);
+            assert_close(&found.to_f64s(), &expected, 1e-8);
+        }
+    }
+}
+
+#[test]
 fn a_row_without_keys_is_zero() {
     let mut inputs = operands();
     inputs.push(bools(&[3, 1], &[1, 0, 1]));
@@ -86,7 +133,13 @@ fn gradient_agrees_with_differences() {
         of_grad.extend([y.clone(), lse.clone()]);
         of_grad.extend(mask);
         let found = eval(
-            Op::AttentionGrad(AttentionGrad { scale: SCALE, causal, window, mask_grad: false }),
+            Op::AttentionGrad(AttentionGrad {
+                scale: SCALE,
+                causal,
+                window,
+                keep: None,
+                mask_grad: false,
+            }),
             &of_grad,
         );
         for (i, found) in found.iter().enumerate() {
@@ -115,7 +168,13 @@ fn a_row_of_low_numbers_has_the_weights_of_its_parts() {
         let mask = f32s(&[2, n], &[&[0.0, low[1], 0.0], &low[..]].concat());
         let operands = [q.clone(), k.clone(), v.clone(), mask.clone()];
         let [y, lse] = &eval(forward(false, None), &operands)[..] else { panic!("two results") };
-        let op = AttentionGrad { scale: SCALE, causal: false, window: None, mask_grad: true };
+        let op = AttentionGrad {
+            scale: SCALE,
+            causal: false,
+            window: None,
+            keep: None,
+            mask_grad: true,
+        };
         let operands = [&dy, &q, &k, &v, y, lse, &mask].map(Clone::clone);
         let found = eval(Op::AttentionGrad(op), &operands);
 

@@ -267,8 +267,8 @@ impl Routine {
                 ),
                 Routine::Attention(attention) => {
                     let (q, k, v) = (read(0), read(1), read(2));
-                    let mask = optional(3);
-                    attention.forward(pool, q, k, v, mask, write(0), write(1).cast());
+                    let masks = masks(attention, reads, 3);
+                    attention.forward(pool, q, k, v, masks, write(0), write(1).cast());
                 }
                 Routine::AttentionGrad(attention, gradients) => {
                     attention_grad((attention, gradients), pool, reads, writes);
@@ -380,6 +380,13 @@ unsafe fn gemms(gemm: &Gemm, runs: &[[usize; 3]], pool: &Pool, reads: &[Operand]
     }
 }
 
+/// The mask of an attention, which is operand `first`, and the last operand, which says what dropout keeps.
+fn masks(attention: &Attention, reads: &[Operand], first: usize) -> [*const u8; 2] {
+    let at = |i: usize| reads.get(i).map_or(std::ptr::null(), |read| read.pointer.cast_const());
+    let mask = if attention.mask.is_some() { at(first) } else { std::ptr::null() };
+    [mask, at(reads.len() - 1)]
+}
+
 /// # Safety
 /// As for [`Routine::run`].
 unsafe fn attention_grad(
@@ -389,6 +396,7 @@ unsafe fn attention_grad(
     writes: &[Operand],
 ) {
     let read = |i: usize| reads[i].pointer.cast_const();
+    let [mask, kept] = masks(attention, reads, 6);
     let inputs = BackwardInputs {
         d_o: read(0),
         q: read(1),
@@ -396,7 +404,8 @@ unsafe fn attention_grad(
         v: read(3),
         o: read(4),
         lse: read(5).cast(),
-        mask: reads.get(6).map_or(std::ptr::null(), |mask| mask.pointer.cast_const()),
+        mask,
+        kept,
     };
     let outputs = BackwardOutputs {
         d_q: writes[0].pointer,

@@ -12,8 +12,9 @@ use serde::{Deserialize, Serialize};
 
 /// Elements per chunk of work.
 const CHUNK: usize = 1 << 14;
-/// Blocks that are computed side by side.
+/// Blocks that are computed side by side, if more than a few are needed.
 const BLOCKS: usize = 16;
+const FEW: usize = 2;
 
 /// A mask of `len` elements.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -49,12 +50,26 @@ impl RandomMask {
     /// # Safety
     /// `out` must be writable for `len` bytes.
     pub unsafe fn run(&self, pool: &Pool, state: [i64; 5], out: *mut u8) {
+        let kept = self.kept();
+        let mask = |words: [u32; 4]| words.map(|word| u8::from(kept(word)));
+        // SAFETY: as the caller says.
+        unsafe { draw(pool, self.len, self.id, state, mask, out) }
+    }
+
+    /// Writes a number for each element of the mask from `first` on: `factor` if it is 1, otherwise 0.
+    pub fn factors(&self, state: [i64; 5], first: usize, factor: f32, out: &mut [f32]) {
+        let kept = self.kept();
+        let of = |words: [u32; 4]| words.map(|word| if kept(word) { factor } else { 0.0 });
+        let number = position(state).wrapping_mul(self.len as u64).wrapping_add(first as u64);
+        fill(out, number, self.id, key_of(state), of);
+    }
+
+    /// Whether the element of a word is 1.
+    fn kept(&self) -> impl Fn(u32) -> bool + Copy + Sync {
         let limit = (self.keep * 4_294_967_296.0) as u64;
         // The largest word of an element that is kept, if any is.
         let last = limit.saturating_sub(1).min(u64::from(u32::MAX)) as u32;
-        let mask = |words: [u32; 4]| words.map(|word| u8::from(word <= last && limit > 0));
-        // SAFETY: as the caller says.
-        unsafe { draw(pool, self.len, self.id, state, mask, out) }
+        move |word| word <= last && limit > 0
     }
 }
 
@@ -100,36 +115,46 @@ unsafe fn draw<T: Copy>(
     of: impl Fn([u32; 4]) -> [T; 4] + Sync,
     out: *mut T,
 ) {
-    let key = [state[0] as u32, (state[0] as u64 >> 32) as u32];
     let start = position(state).wrapping_mul(len as u64);
     let out = Shareable::new(out);
     pool.run(len.div_ceil(CHUNK), &|chunk| {
         let (first, last) = (chunk * CHUNK, len.min((chunk + 1) * CHUNK));
-        let mut e = first;
-        while e < last {
-            let number = start.wrapping_add(e as u64);
-            let (block, skip) = (number / 4, (number % 4) as usize);
-            if skip == 0 && last - e >= 4 * BLOCKS {
-                let mut words = [[0; 4]; BLOCKS];
-                philox_of_blocks(block, id, key, &mut words);
-                // SAFETY: each chunk writes its own part.
-                let to = unsafe { out.get().add(e) };
-                for (i, words) in words.into_iter().enumerate() {
-                    // SAFETY: as above.
-                    unsafe { to.add(4 * i).cast::<[T; 4]>().write(of(words)) };
-                }
-                e += 4 * BLOCKS;
-                continue;
-            }
-            let made = of(philox([block as u32, (block >> 32) as u32, id, 0], key));
-            let n = (4 - skip).min(last - e);
-            for (i, x) in made[skip..skip + n].iter().enumerate() {
-                // SAFETY: each chunk writes its own part.
-                unsafe { out.get().add(e + i).write(*x) };
-            }
-            e += n;
-        }
+        // SAFETY: each chunk writes its own part.
+        let part = unsafe { std::slice::from_raw_parts_mut(out.get().add(first), last - first) };
+        fill(part, start.wrapping_add(first as u64), id, key_of(state), &of);
     });
+}
+
+fn key_of(state: [i64; 5]) -> [u32; 2] {
+    [state[0] as u32, (state[0] as u64 >> 32) as u32]
+}
+
+/// Writes `of` applied to the words from that of `number` on.
+fn fill<T: Copy>(
+    mut out: &mut [T],
+    mut number: u64,
+    id: u32,
+    key: [u32; 2],
+    of: impl Fn([u32; 4]) -> [T; 4],
+) {
+    while !out.is_empty() {
+        let (block, skip) = (number / 4, (number % 4) as usize);
+        let mut words = [[0; 4]; BLOCKS];
+        if out.len() + skip > 4 * FEW {
+            philox_of_blocks(block, id, key, &mut words);
+        } else {
+            for (i, words) in words.iter_mut().enumerate().take(FEW) {
+                let block = block.wrapping_add(i as u64);
+                *words = philox([block as u32, (block >> 32) as u32, id, 0], key);
+            }
+        }
+        let made = words.map(&of);
+        let made = &made.as_flattened()[skip..];
+        let (part, rest) = out.split_at_mut(made.len().min(out.len()));
+        part.copy_from_slice(&made[..part.len()]);
+        number = number.wrapping_add(part.len() as u64);
+        out = rest;
+    }
 }
 
 /// In the open interval from 0 to 1.
@@ -240,6 +265,22 @@ mod tests {
         // SAFETY: the vector holds the numbers.
         unsafe { draws.run(&Pool::new(2), state, out.as_mut_ptr()) };
         out
+    }
+
+    #[test]
+    fn factors_are_those_of_the_mask() {
+        for len in [5, 63, 64, 65, 300] {
+            let mask = RandomMask { len, keep: 0.5, id: 3 };
+            let (state, mut whole) = ([11, 2, 3, 4, 1], vec![9; len]);
+            // SAFETY: the vector holds the mask.
+            unsafe { mask.run(&Pool::new(1), state, whole.as_mut_ptr()) };
+            for first in 0..len.min(9) {
+                let mut part = vec![7.0; len - first];
+                mask.factors(state, first, 2.0, &mut part);
+                let equal = |(f, kept): (&f32, &u8)| *f == 2.0 * f32::from(*kept);
+                assert!(part.iter().zip(&whole[first..]).all(equal), "{len}, {first}");
+            }
+        }
     }
 
     /// Also behind the end of a word of the counter, and where lengths make parts of blocks.

@@ -1,11 +1,13 @@
 //! Selection for attention on the CPU; layout operations of the body become strides of the operands.
 
+use super::dropout::drawn;
 use crate::routine::{Access, Call, elem};
 use frit_ir::ops::attention::{COARSE, Dims, FILLED, Sight};
 use frit_ir::strided::{self, Strided};
 use frit_ir::{DType, Graph, Op, Shape, TensorType, ValueId};
 use frit_kernels::routine::Routine;
 use frit_kernels::routine::attention as cpu;
+use frit_kernels::routine::random::RandomMask;
 
 const _: () = assert!(cpu::COARSE as f64 == COARSE && cpu::FILLED as f64 == FILLED);
 
@@ -16,21 +18,39 @@ pub(crate) fn cpu(body: &Graph) -> Option<Call> {
         .map(|(_, n)| n)
         .filter(|n| matches!(n.op, Op::Attention(_) | Op::AttentionGrad(_)));
     let (Some(node), None) = (attentions.next(), attentions.next()) else { return None };
+    // A mask that is drawn inside stands for the generator's state.
+    let mut operands = node.inputs.clone();
+    let (masks, keep) = match &node.op {
+        Op::Attention(op) => (op.masks(&node.inputs), op.keep),
+        Op::AttentionGrad(op) => (op.masks(&node.inputs), op.keep),
+        _ => return None,
+    };
+    let drawn = masks[1].and_then(|kept| drawn(body, *kept));
+    if let (Some((_, state)), Some(last)) = (drawn, operands.last_mut()) {
+        *last = state;
+    }
+    let drawn =
+        drawn.map(|(mask, _)| RandomMask { len: mask.shape.numel(), keep: mask.keep, id: mask.id });
+    let dropout = keep.map(|keep| cpu::Dropout { factor: keep.recip() as f32, drawn });
     let reads: Vec<Strided> =
-        node.inputs.iter().map(|v| strided::read(body, *v)).collect::<Option<_>>()?;
+        operands.iter().map(|v| strided::read(body, *v)).collect::<Option<_>>()?;
     let writes: Vec<Strided> =
         node.outputs.iter().map(|v| strided::written(body, *v)).collect::<Option<_>>()?;
     let types = |values: &[ValueId]| -> Vec<TensorType> {
         values.iter().map(|v| body.ty(*v).clone()).collect()
     };
-    let (ins, outs) = (types(&node.inputs), types(&node.outputs));
+    let (ins, outs) = (types(&operands), types(&node.outputs));
     let dense = |v: &Strided, t: &TensorType| v.is_dense(t.shape.dims()).then_some(());
+    if masks[1].is_some() {
+        dense(reads.last()?, ins.last()?)?;
+    }
+    let mask_at = |first: usize| masks[0].is_some().then(|| (&reads[first], &ins[first]));
     let (attention, gradients) = match &node.op {
         Op::Attention(op) => {
             dense(&writes[1], &outs[1])?;
             let layouts = [&reads[0], &reads[1], &reads[2], &writes[0]];
-            let mask = reads.get(3).zip(ins.get(3));
-            (cpu_attention(op.scale, op.sight(), &ins[..3], layouts, mask)?, None)
+            let attention = cpu_attention(op.scale, op.sight(), &ins[..3], layouts, mask_at(3))?;
+            (attention, None)
         }
         Op::AttentionGrad(op) => {
             dense(&reads[5], &ins[5])?;
@@ -38,17 +58,18 @@ pub(crate) fn cpu(body: &Graph) -> Option<Call> {
                 dense(view, ty)?;
             }
             let layouts = [&reads[1], &reads[2], &reads[3], &reads[4]];
-            let mask = reads.get(6).zip(ins.get(6));
+            let attention = cpu_attention(op.scale, op.sight(), &ins[1..4], layouts, mask_at(6))?;
             let gradients = cpu::GradientStrides {
                 d_o: cpu_strides(&reads[0])?,
                 d_q: cpu_strides(&writes[0])?,
                 d_k: cpu_strides(&writes[1])?,
                 d_v: cpu_strides(&writes[2])?,
             };
-            (cpu_attention(op.scale, op.sight(), &ins[1..4], layouts, mask)?, Some(gradients))
+            (attention, Some(gradients))
         }
         _ => return None,
     };
+    let attention = cpu::Attention { dropout, ..attention };
     let routine = match gradients {
         None => Routine::Attention(attention),
         Some(gradients) => Routine::AttentionGrad(attention, gradients),
@@ -56,7 +77,7 @@ pub(crate) fn cpu(body: &Graph) -> Option<Call> {
     let accesses = |values: &[ValueId], views: Vec<Strided>| -> Vec<Access> {
         values.iter().zip(views).map(|(value, view)| Access::View(*value, view)).collect()
     };
-    let (reads, writes) = (accesses(&node.inputs, reads), accesses(&node.outputs, writes));
+    let (reads, writes) = (accesses(&operands, reads), accesses(&node.outputs, writes));
     Some(Call { routine, reads, writes })
 }
 
@@ -112,5 +133,6 @@ fn cpu_attention(
         v: cpu_strides(v)?,
         o: cpu_strides(o)?,
         mask,
+        dropout: None,
     })
 }

@@ -1,6 +1,6 @@
 //! cuDNN candidates for attention and its gradient.
 //!
-//! Only without a mask or window: the library's result for rows without visible keys is undocumented, and its engines fail on boolean
+//! Only without a mask, window or dropout: the library draws other numbers, its result for rows without visible keys is undocumented, and its engines fail on boolean
 //! masks.
 
 use crate::assembler::Assembler;
@@ -112,7 +112,7 @@ impl Setting<'_> {
                 && view.strides.iter().all(|n| n.is_multiple_of(AT_ONCE))
                 && view.at.offset_bytes().is_multiple_of(bytes)
         };
-        let is_plain = self.mask.is_none() && self.sight.window.is_none();
+        let is_plain = self.mask.is_none() && self.dropout.is_none() && self.sight.window.is_none();
         is_plain && self.element.is_low_precision() && views.iter().all(whole)
     }
 }

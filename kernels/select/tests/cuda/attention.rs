@@ -49,7 +49,7 @@ fn both(
         random(dtype, &[b, g, s, e], 3),
     ];
     operands.extend(mask.clone());
-    let op = Op::Attention(Attention { scale, causal, window });
+    let op = Op::Attention(Attention { scale, causal, window, keep: None });
     check(op.clone(), &operands, tolerance);
     let inputs: Vec<&Tensor> = operands.iter().collect();
     let results = eval_op(&op, &inputs, Options::default()).unwrap_or_else(|e| panic!("{e}"));
@@ -57,7 +57,11 @@ fn both(
     all.extend(operands[..3].iter().cloned());
     all.extend(results);
     all.extend(mask);
-    check(Op::AttentionGrad(AttentionGrad { scale, causal, window, mask_grad }), &all, tolerance);
+    check(
+        Op::AttentionGrad(AttentionGrad { scale, causal, window, keep: None, mask_grad }),
+        &all,
+        tolerance,
+    );
 }
 
 /// A mask that hides some keys, and row 2 of head 0 entirely.
@@ -177,9 +181,11 @@ fn launches(d: usize, mask: Option<DType>) -> Vec<Launch> {
     forward.extend(&mask);
     backward.extend(&mask);
     let (scale, causal, window, mask_grad) = (0.1, true, None, false);
-    let forward = body_of(Op::Attention(Attention { scale, causal, window }), &forward);
-    let backward =
-        body_of(Op::AttentionGrad(AttentionGrad { scale, causal, window, mask_grad }), &backward);
+    let forward = body_of(Op::Attention(Attention { scale, causal, window, keep: None }), &forward);
+    let backward = body_of(
+        Op::AttentionGrad(AttentionGrad { scale, causal, window, keep: None, mask_grad }),
+        &backward,
+    );
     let sources = |l: &&Launch| matches!(l, Launch::Source(_));
     let all = |body| selected(body).every_launch().into_iter().filter(sources).cloned().collect();
     [forward, backward].iter().flat_map(|body| -> Vec<Launch> { all(body) }).collect()
@@ -234,7 +240,10 @@ fn packed(dtype: DType, [b, t, h, d]: [usize; 4], tolerance: f64) {
     };
     let qkv: Vec<_> = parts.into_iter().map(|v| heads(&mut body, v)).collect();
     let mut forward = Body(body.0.clone());
-    let y = forward.add(Op::Attention(Attention { scale: 0.25, causal: true, window: None }), &qkv);
+    let y = forward.add(
+        Op::Attention(Attention { scale: 0.25, causal: true, window: None, keep: None }),
+        &qkv,
+    );
     let z = rows(&mut forward, y[0]);
     let forward = forward.outputs(&[z, y[1]]);
     assert_eq!(selected(&forward).launches.len(), 1, "nothing is copied");
@@ -247,7 +256,8 @@ fn packed(dtype: DType, [b, t, h, d]: [usize; 4], tolerance: f64) {
         results.into_iter().map(|(_, t)| t).collect::<Vec<_>>().try_into().expect("two results");
     let (z_in, lse_in, dz_in) = (body.input(&z.ty), body.input(&lse.ty), body.input(&z.ty));
     let (y, dy) = (heads(&mut body, z_in), heads(&mut body, dz_in));
-    let op = AttentionGrad { scale: 0.25, causal: true, window: None, mask_grad: false };
+    let op =
+        AttentionGrad { scale: 0.25, causal: true, window: None, keep: None, mask_grad: false };
     let operands = [dy, qkv[0], qkv[1], qkv[2], y, lse_in];
     let gradients = body.add(Op::AttentionGrad(op), &operands);
     let gradients: Vec<_> = gradients.into_iter().map(|v| rows(&mut body, v)).collect();
@@ -291,8 +301,11 @@ fn offered(dtype: DType, n: Sizes, window: Option<usize>, mask: Option<DType>) -
     backward.extend(&mask);
     let (scale, causal, mask_grad) = (0.1, true, false);
     [
-        body_of(Op::Attention(Attention { scale, causal, window }), &forward),
-        body_of(Op::AttentionGrad(AttentionGrad { scale, causal, window, mask_grad }), &backward),
+        body_of(Op::Attention(Attention { scale, causal, window, keep: None }), &forward),
+        body_of(
+            Op::AttentionGrad(AttentionGrad { scale, causal, window, keep: None, mask_grad }),
+            &backward,
+        ),
     ]
     .map(|body| selected(&body).launches.iter().any(|l| matches!(l, Launch::Choice(_))))
 }
@@ -336,7 +349,7 @@ fn a_gradient_that_may_add_in_any_order_has_a_candidate_more() {
     let (b, h, g, t, s, d) = (2, 4, 2, 128, 256, 16);
     let [q, k] = [ty([b, h, t, d]), ty([b, g, s, d])];
     let lse = TensorType::new(DType::F32, [b, h, t]);
-    let op = AttentionGrad { scale: 0.1, causal: true, window: None, mask_grad: false };
+    let op = AttentionGrad { scale: 0.1, causal: true, window: None, keep: None, mask_grad: false };
     let body = body_of(Op::AttentionGrad(op), &[&q, &q, &k, &k, &q, &lse]);
     let candidates = |deterministic| {
         let selected = frit_select::cuda(&body, frit_select::Options { deterministic });
@@ -367,7 +380,7 @@ fn a_gradient_that_may_add_in_any_order_has_a_candidate_more() {
     // Every one computes the gradient.
     let qkv = [random(q.dtype, q.shape.dims(), 1), random(k.dtype, k.shape.dims(), 2)];
     let qkv = [&qkv[0], &qkv[1], &random(k.dtype, k.shape.dims(), 3)].map(Clone::clone);
-    let forward = Op::Attention(Attention { scale: 0.1, causal: true, window: None });
+    let forward = Op::Attention(Attention { scale: 0.1, causal: true, window: None, keep: None });
     let results =
         eval_op(&forward, &qkv.each_ref(), Options::default()).unwrap_or_else(|e| panic!("{e}"));
     let dy = random(q.dtype, q.shape.dims(), 4);

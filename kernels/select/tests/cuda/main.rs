@@ -5,6 +5,7 @@ mod attention;
 mod batch_norm_last;
 mod check;
 mod convert;
+mod dropout;
 mod embedding;
 mod emulator;
 mod epilogue;

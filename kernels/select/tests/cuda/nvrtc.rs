@@ -4,6 +4,7 @@
 
 use crate::batch_norm_last::{self, Around};
 use crate::check::body_of;
+use crate::dropout::drawing_bodies;
 use crate::images_last::{first_layer, grad_weight_body};
 use frit_ir::ops::attention::Sight;
 use frit_ir::ops::{
@@ -74,6 +75,7 @@ fn all_units() -> Vec<Unit> {
         grad_weight_body(DType::BF16, Some(DType::F32), &same, [&x, &w])
     })));
     all.extend(units_of(&first_layer()));
+    all.extend(units_of(&drawing_bodies(DType::F32, 64, false)));
     // It is launched by collectives.
     for ranks in [2, 64] {
         all.push(("rank_sum".into(), vec![("RANKS".into(), ranks.to_string())]));
@@ -107,8 +109,11 @@ fn local_attention(
     forward.extend(mask.clone());
     backward.extend(mask);
     vec![
-        (Op::Attention(Attention { scale: 0.1, causal, window }), forward),
-        (Op::AttentionGrad(AttentionGrad { scale: 0.1, causal, window, mask_grad }), backward),
+        (Op::Attention(Attention { scale: 0.1, causal, window, keep: None }), forward),
+        (
+            Op::AttentionGrad(AttentionGrad { scale: 0.1, causal, window, keep: None, mask_grad }),
+            backward,
+        ),
     ]
 }
 
@@ -331,4 +336,11 @@ fn attention_with_masks_and_heads_up_to_256_spills_nothing() {
     }
     bodies.extend(attention(DType::F16, 256, false, Some(DType::F32)));
     check(units(&bodies));
+}
+
+#[test]
+fn attention_that_drops_weights_spills_nothing() {
+    for d in [64, 128, 256] {
+        check(units_of(&drawing_bodies(DType::BF16, d, true)));
+    }
 }

@@ -137,7 +137,7 @@ fn attention_between_layout_operations() {
     let dims: &[usize] = &[1, 2, 5, 16];
     let types = [(DType::BF16, dims); 3];
     let build = |body: &mut Body, v: &[ValueId]| {
-        let op = Attention { scale: 0.25, causal: true, window: None };
+        let op = Attention { scale: 0.25, causal: true, window: None, keep: None };
         let y = body.add(Op::Attention(op), v);
         let rows = || Op::Transpose(Transpose { perm: vec![0, 2, 1, 3] });
         vec![body.add(rows(), &y[..1])[0], y[1], y[0], v[0], body.add(rows(), &v[..1])[0]]

@@ -10,14 +10,8 @@ impl Differentiate for Attention {
         let x = &node.inputs;
         let y = &node.outputs;
         let mut operands = vec![dy, x[0], x[1], x[2], y[0], y[1]];
-        operands.extend(x.get(3));
-        let mask_grad = b.needs(3);
-        let grad = AttentionGrad {
-            scale: self.scale,
-            causal: self.causal,
-            window: self.window,
-            mask_grad,
-        };
+        operands.extend(&x[3..]);
+        let grad = AttentionGrad::of(self, b.needs(3));
         let grads = b.emit_all(Op::AttentionGrad(grad), &operands)?;
         Ok((0..x.len()).map(|i| grads.get(i).copied().filter(|_| b.needs(i))).collect())
     }

@@ -138,10 +138,11 @@ pub(super) fn result(
             let (scale, bias) = (of(1).max_abs(), of(2).max_abs());
             symmetric(each.sqrt() * scale + bias)
         }
-        // A mean of values, or zero where everything is masked.
-        Op::Attention(_) if i == 0 => {
-            let v = of(2);
-            Range { lo: v.lo.min(0.0), hi: v.hi.max(0.0), norm: v.norm, whole: false }
+        // A mean of values, or zero where everything is masked; with dropout, of those that are kept.
+        Op::Attention(op) if i == 0 => {
+            let (v, most) = (of(2), op.keep.map_or(1.0, f64::recip));
+            let (lo, hi) = (v.lo.min(0.0) * most, v.hi.max(0.0) * most);
+            Range { lo, hi, norm: v.norm * most, whole: false }
         }
         Op::CrossEntropy(_) if i == 0 => Range { lo: 0.0, ..Range::UNKNOWN },
         _ => Range::UNKNOWN,

@@ -28,7 +28,7 @@ fn attention(r: &mut Random) {
     let q = [b, heads * group, t, d];
     let (key, value) = ([b, heads, s, d], [b, heads, s, e]);
     let name = format!("causal {causal}, window {window:?}, {q:?} {key:?} {value:?}");
-    let op = Op::Attention(Attention { scale: 0.7, causal, window });
+    let op = Op::Attention(Attention { scale: 0.7, causal, window, keep: None });
     single(&format!("attention {name}"), op.clone(), &[&q, &key, &value]);
     let mask = r.smaller(&[b, heads * group, t, s]);
     single(&format!("added {mask:?}, {name}"), op.clone(), &[&q, &key, &value, &mask]);

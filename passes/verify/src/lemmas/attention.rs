@@ -6,9 +6,9 @@ use crate::term::{TermId, Terms};
 use frit_ir::DType;
 use frit_ir::ops::Attention;
 
-/// (q[B,H,T,D], k[B,G,S,D], v[B,G,S,E][, mask]): Σ p·v with p the softmax over keys of scale·q·k + mask, and the logarithm of
-/// its denominator. Heads share keys in groups; causal, key j ≤ i, and
-/// a window bounds |i − j|.
+/// (q[B,H,T,D], k[B,G,S,D], v[B,G,S,E][, mask][, kept]): Σ p·v with p the softmax over keys of scale·q·k + mask, and the
+/// logarithm of its denominator. Heads share keys in groups; causal, key j ≤ i, and a window bounds |i − j|. With dropout,
+/// p·kept/keep takes the place of p.
 pub(super) fn attention(
     t: &mut Terms,
     op: &Attention,
@@ -30,7 +30,8 @@ pub(super) fn attention(
         let score = t.scale(score, op.scale);
         t.exp(score)
     };
-    if let Some(mask) = operands.get(3) {
+    let [mask, kept] = op.masks(operands);
+    if let Some(mask) = mask {
         let at = mask.broadcast(t, &[batch, head, row, j]);
         let factor = if mask.ty.dtype == DType::Bool { at } else { t.exp(at) };
         weight = t.mul(weight, factor);
@@ -53,7 +54,12 @@ pub(super) fn attention(
     }
     let total = t.sum_over(weight, key.as_slice());
     let value = v.at(t, &[batch, group, j, column]);
-    let weighted = t.product(&[(weight, 1.0), (total, -1.0), (value, 1.0)]);
+    let mut weighted = t.product(&[(weight, 1.0), (total, -1.0), (value, 1.0)]);
+    if let (Some(kept), Some(keep)) = (kept, op.keep) {
+        let kept = kept.at(t, &[batch, head, row, j]);
+        weighted = t.mul(weighted, kept);
+        weighted = t.scale(weighted, keep.recip());
+    }
     vec![t.sum_over(weighted, key.as_slice()), t.log(total)]
 }
 

@@ -88,7 +88,13 @@ fn attention(cx: &mut NodeContext<'_>) -> Outcome {
             let boolean = cx.ty(mask).dtype == DType::Bool;
             operands.push(if boolean { mask } else { cx.cast(mask, DType::F32)? });
         }
-        (cx.emit_all(Op::Attention(Attention { scale, causal, window: None }), &operands)?[0], None)
+        (
+            cx.emit_all(
+                Op::Attention(Attention { scale, causal, window: None, keep: None }),
+                &operands,
+            )?[0],
+            None,
+        )
     };
     let mut result = y;
     if merged {

@@ -1,8 +1,8 @@
 //! Backward attention. The unit of work is one key head with all query heads that share it, so that the gradients of keys and values
 //! have one writer and one summation order.
 //!
-//! With `D = rowsum(dO * O)`: `dV = P^T dO`, `dP = dO V^T`, `dS = P * (dP - D)`, `dQ = scale * dS K`, `dK = scale * dS^T Q`; the
-//! gradient of an added mask is the sum of `dS` over the axes along which the mask was broadcast, in ascending order of batches,
+//! With `D = rowsum(dO * O)`: `dV = (F * P)^T dO`, `dP = F * dO V^T`, `dS = P * (dP - D)`, `dQ = scale * dS K`,
+//! `dK = scale * dS^T Q`; the gradient of an added mask is the sum of `dS` over the axes along which the mask was broadcast, in ascending order of batches,
 //! heads and queries.
 
 use super::{
@@ -25,6 +25,8 @@ struct Parts {
     narrow: *mut u8,
     /// Two rows of outputs.
     lines: *mut f32,
+    /// Factors of a row of weights.
+    factors: *mut f32,
     d_k: *mut f32,
     d_v: *mut f32,
     /// Packed `K^T`, `V^T` and `K`.
@@ -98,11 +100,12 @@ impl Attention {
         let float = size_of::<f32>();
         let (d_k_len, d_v_len) = (self.kv_len * self.head_dim, self.kv_len * self.value_dim);
         let gemms = self.gemms(strides, step);
-        let [p, dp, narrow, lines, d_k, d_v, packed @ ..] = worker.tiles.split([
+        let [p, dp, narrow, lines, factors, d_k, d_v, packed @ ..] = worker.tiles.split([
             score * float,
             score * float,
             narrow,
             2 * self.value_dim * float,
+            self.factor_bytes(),
             d_k_len * float,
             d_v_len * float,
             gemms.scores.packed_bytes(),
@@ -114,6 +117,7 @@ impl Attention {
             dp: dp.cast(),
             narrow,
             lines: lines.cast(),
+            factors: factors.cast(),
             d_k: d_k.cast(),
             d_v: d_v.cast(),
             packed,
@@ -193,19 +197,15 @@ impl Attention {
             let size = (tile.rows, tile.keys, self.head_dim);
             let packed = (k, parts.packed[0].cast_const());
             gemms.scores.run_packed(size, packing, q, packed, parts.p.cast());
-            let lse = inputs.lse.add((batch * self.heads + head) * self.q_len + first);
+            // dP = dO V^T
+            let size = (tile.rows, tile.keys, self.value_dim);
+            let packed = (v, parts.packed[1].cast_const());
+            gemms.d_p.run_packed(size, packing, d_o, packed, parts.dp.cast());
             for row in 0..tile.rows {
-                let softmax::Row { line, seen, hidden, padded } =
-                    softmax::Row::new(self, tile, parts.p, row);
-                if let Some(mask) = &self.mask {
-                    softmax::apply_mask(mask, inputs.mask, tile, row, &mut line[..seen]);
-                }
-                line[..hidden].fill(f32::NEG_INFINITY);
-                softmax::probabilities(&mut line[..padded], *lse.add(row));
-                line[seen..].fill(0.0);
-                self.narrow(line, tile, row, parts.narrow);
+                self.backward_row(strides, (inputs, outputs), (tile, row), parts);
+                self.narrow(tile.line(parts.p, row), tile, row, parts.narrow);
             }
-            // dV += P^T dO
+            // dV += (F * P)^T dO
             let shape = (tile.keys, self.value_dim, tile.rows);
             let d_o_rows = rows(elem, strides.d_o.time);
             let sums = rows(Elem::F32, self.value_dim as isize);
@@ -216,30 +216,8 @@ impl Attention {
                 parts.d_v.cast(),
                 null,
             );
-            // dP = dO V^T
-            let size = (tile.rows, tile.keys, self.value_dim);
-            let packed = (v, parts.packed[1].cast_const());
-            gemms.d_p.run_packed(size, packing, d_o, packed, parts.dp.cast());
-            // dS = P * (dP - D)
             for row in 0..tile.rows {
-                let o_at = self.o.offset(batch, head, first + row);
-                let d_o_at = strides.d_o.offset(batch, head, first + row);
-                let o = std::slice::from_raw_parts_mut(parts.lines, self.value_dim);
-                to_f32(elem.at(inputs.o, o_at), elem, o);
-                let line = parts.lines.add(self.value_dim);
-                let d_o = std::slice::from_raw_parts_mut(line, self.value_dim);
-                to_f32(elem.at(inputs.d_o, d_o_at), elem, d_o);
-                let d = softmax::dot(o, d_o);
-                let line = tile.line(parts.dp, row);
-                if *lse.add(row) == softmax::FILLED {
-                    line.fill(0.0);
-                } else {
-                    softmax::score_gradient(tile.line(parts.p, row), line, d);
-                }
-                if let (Some(mask), false) = (&self.mask, outputs.d_mask.is_null()) {
-                    softmax::add_to_mask(mask, outputs.d_mask, tile, row, &line[..tile.keys]);
-                }
-                self.narrow(line, tile, row, parts.narrow);
+                self.narrow(tile.line(parts.dp, row), tile, row, parts.narrow);
             }
             // dQ = scale * dS K
             let size = (tile.rows, self.head_dim, tile.keys);
@@ -256,6 +234,61 @@ impl Attention {
                 parts.d_k.cast(),
                 null,
             );
+        }
+    }
+
+    /// Turns a row of scores into weights `F * P`, and one of `dO V^T` into the gradient of the scores, `P * (F * dO V^T - D)`.
+    unsafe fn backward_row(
+        &self,
+        strides: &GradientStrides,
+        (inputs, outputs): (&BackwardInputs, &BackwardOutputs),
+        (tile, row): (&Tile, usize),
+        parts: Parts,
+    ) {
+        let Tile { batch, head, first, .. } = *tile;
+        let elem = self.elem;
+        // SAFETY: the parts hold a tile; the caller vouches for the tensors.
+        unsafe {
+            let lse = *inputs.lse.add((batch * self.heads + head) * self.q_len + first + row);
+            let softmax::Row { line: p, seen, hidden, padded } =
+                softmax::Row::new(self, tile, parts.p, row);
+            if let Some(mask) = &self.mask {
+                softmax::apply_mask(mask, inputs.mask, tile, row, &mut p[..seen]);
+            }
+            p[..hidden].fill(f32::NEG_INFINITY);
+            softmax::probabilities(&mut p[..padded], lse);
+            p[seen..].fill(0.0);
+            let o_at = self.o.offset(batch, head, first + row);
+            let d_o_at = strides.d_o.offset(batch, head, first + row);
+            let o = std::slice::from_raw_parts_mut(parts.lines, self.value_dim);
+            to_f32(elem.at(inputs.o, o_at), elem, o);
+            let line = parts.lines.add(self.value_dim);
+            let d_o = std::slice::from_raw_parts_mut(line, self.value_dim);
+            to_f32(elem.at(inputs.d_o, d_o_at), elem, d_o);
+            let d = softmax::dot(o, d_o);
+            let dp = tile.line(parts.dp, row);
+            let factors = match &self.dropout {
+                None => None,
+                Some(dropout) => {
+                    let factors = std::slice::from_raw_parts_mut(parts.factors, self.kv_len);
+                    dropout.factors(self, inputs.kept, (tile, row), hidden..seen, factors);
+                    Some(&factors[hidden..seen])
+                }
+            };
+            if let Some(factors) = factors {
+                softmax::multiply(&mut dp[hidden..seen], factors);
+            }
+            if lse == softmax::FILLED {
+                dp.fill(0.0);
+            } else {
+                softmax::score_gradient(p, dp, d);
+            }
+            if let (Some(mask), false) = (&self.mask, outputs.d_mask.is_null()) {
+                softmax::add_to_mask(mask, outputs.d_mask, tile, row, &dp[..tile.keys]);
+            }
+            if let Some(factors) = factors {
+                softmax::multiply(&mut p[hidden..seen], factors);
+            }
         }
     }
 

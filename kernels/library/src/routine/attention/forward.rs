@@ -12,6 +12,7 @@ struct Buffers {
     k: *const u8,
     v: *const u8,
     mask: *const u8,
+    kept: *const u8,
     o: *mut u8,
     lse: *mut f32,
 }
@@ -29,6 +30,7 @@ struct Work {
     scores: *mut f32,
     narrow: *mut u8,
     out: *mut u8,
+    factors: *mut f32,
 }
 
 impl Attention {
@@ -38,7 +40,7 @@ impl Attention {
     /// If `heads` is not a multiple of `kv_heads`.
     ///
     /// # Safety
-    /// The pointers must be aligned and valid for the shapes (`mask` may be null without a mask);
+    /// The pointers must be aligned and valid for the shapes (`mask` may be null without a mask, `kept` without dropout);
     /// `o` and `lse` must not overlap anything else.
     #[expect(clippy::too_many_arguments, reason = "one pointer for each tensor")]
     pub unsafe fn forward(
@@ -47,7 +49,7 @@ impl Attention {
         q: *const u8,
         k: *const u8,
         v: *const u8,
-        mask: *const u8,
+        [mask, kept]: [*const u8; 2],
         o: *mut u8,
         lse: *mut f32,
     ) {
@@ -55,7 +57,7 @@ impl Attention {
         if self.q_len == 0 {
             return;
         }
-        let at = Shareable::new(Buffers { q, k, v, mask, o, lse });
+        let at = Shareable::new(Buffers { q, k, v, mask, kept, o, lse });
         let step = self.tile_rows();
         let tiles = self.q_len.div_ceil(step);
         let heads = self.batch * self.heads;
@@ -69,12 +71,13 @@ impl Attention {
             let score = step * score_stride(self);
             let narrow = if self.elem == Elem::F32 { 0 } else { score * self.elem.size() };
             let out = step * self.value_dim * size_of::<f32>();
-            let [scores, narrow, out, packed_k, packed_v] = worker.tiles.split([
+            let [scores, narrow, out, packed_k, packed_v, factors] = worker.tiles.split([
                 score * size_of::<f32>(),
                 narrow,
                 out,
                 keys.packed_bytes(),
                 values.packed_bytes(),
+                self.factor_bytes(),
             ]);
             let at = at.get();
             let kv_head = self.kv_head(head);
@@ -84,8 +87,8 @@ impl Attention {
             unsafe {
                 keys.pack(k, packed_k);
                 values.pack(v, packed_v);
-                let work =
-                    Work { at, k, v, packed_k, packed_v, scores: scores.cast(), narrow, out };
+                let (scores, factors) = (scores.cast(), factors.cast());
+                let work = Work { at, k, v, packed_k, packed_v, scores, narrow, out, factors };
                 let first = chunk % parts * per_part;
                 for index in first..tiles.min(first + per_part) {
                     let tile = Tile::new(self, batch, head, index * step);
@@ -113,7 +116,7 @@ impl Attention {
         (keys, values): (&Gemm, &Gemm),
         packing: &mut Scratch,
     ) {
-        let Work { at, scores, narrow, out, .. } = *work;
+        let Work { at, scores, narrow, out, factors, .. } = *work;
         // SAFETY: the parts hold a tile; the caller vouches for the tensors.
         unsafe {
             let q = self.elem.at(at.q, self.q.offset(tile.batch, tile.head, tile.first));
@@ -130,6 +133,11 @@ impl Attention {
                 line[..hidden].fill(f32::NEG_INFINITY);
                 let (sum, row_lse) = softmax::exponentials(&mut line[..padded]);
                 line[seen..].fill(0.0);
+                if let Some(dropout) = &self.dropout {
+                    let factors = std::slice::from_raw_parts_mut(factors, self.kv_len);
+                    dropout.factors(self, at.kept, (tile, row), hidden..seen, factors);
+                    softmax::multiply(&mut line[hidden..seen], &factors[hidden..seen]);
+                }
                 if self.elem != Elem::F32 {
                     let to = self.elem.at_mut(narrow, (row * tile.stride) as isize);
                     from_f32(line, to, self.elem);

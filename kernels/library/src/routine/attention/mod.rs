@@ -1,15 +1,18 @@
 //! Scaled dot-product attention, forward and backward, on tiles of query rows.
 //!
-//! `S = scale * Q K^T + mask`, `P = softmax(S)`, `O = P V`; `lse` is the log-sum-exp of each row of S. Scores exist
+//! `S = scale * Q K^T + mask`, `P = softmax(S)`, `O = P V`; `lse` is the log-sum-exp of each row of S. With dropout,
+//! `O = (F * P) V`, with the factors `F` of [`dropout`]. Scores exist
 //! only for one tile of rows at a time; tiles are multiplied by [`crate::routine::gemm`], scores and sums are f32.
 //! Results do not depend on the number of threads.
 //!
 //! A row without visible keys (all masked, or none in its window) gives a zero output, `lse = -inf` and zero gradients.
 
 mod backward;
+mod dropout;
 mod forward;
 mod softmax;
 
+pub use dropout::Dropout;
 pub use softmax::{COARSE, FILLED};
 
 use crate::dtype::Elem;
@@ -120,6 +123,9 @@ pub struct Attention {
     pub o: Strides,
     /// The mask, if there is one.
     pub mask: Option<Mask>,
+    /// Dropout of weights, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropout: Option<Dropout>,
 }
 
 /// Layout of the gradients.
@@ -135,7 +141,7 @@ pub struct GradientStrides {
     pub d_v: Strides,
 }
 
-/// What the backward pass reads. `mask` may be null without a mask.
+/// What the backward pass reads. `mask` may be null without a mask, `kept` without dropout.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "named as in the formulas above")]
 pub struct BackwardInputs {
@@ -143,6 +149,7 @@ pub struct BackwardInputs {
     pub k: *const u8,
     pub v: *const u8,
     pub mask: *const u8,
+    pub kept: *const u8,
     pub o: *const u8,
     pub lse: *const f32,
     pub d_o: *const u8,
@@ -212,6 +219,11 @@ impl Attention {
             rows(Elem::F32, score_stride(self) as isize),
             self.scale,
         )
+    }
+
+    /// Scratch bytes for the factors of a row of weights.
+    fn factor_bytes(&self) -> usize {
+        if self.dropout.is_some() { self.kv_len * size_of::<f32>() } else { 0 }
     }
 
     fn check(&self) {

@@ -280,6 +280,15 @@ vectorized! {
 }
 
 vectorized! {
+    /// Multiplies each element of a row by its own factor.
+    pub(super) fn multiply(row: &mut [f32], factors: &[f32]) {
+        for (value, factor) in row.iter_mut().zip(factors) {
+            *value *= factor;
+        }
+    }
+}
+
+vectorized! {
     /// Multiplies a row by a factor.
     pub(super) fn scale(row: &mut [f32], factor: f32) {
         for value in row {

@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use super::*;
 use crate::pool::Pool;
 use crate::routine::convert::convert;
+use crate::routine::random::RandomMask;
 
 /// Inputs as f64, in the layouts of the shape; masks as additive values `[batch, heads, q, kv]`.
 struct Case {
@@ -15,6 +16,8 @@ struct Case {
     d_o: Vec<f64>,
     additive: Vec<f32>,
     keep: Vec<u8>,
+    /// Which weights dropout keeps, `[batch, heads, q, kv]`.
+    kept: Vec<u8>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -59,6 +62,7 @@ fn case(sizes: Sizes, elem: Elem, (causal, window): Sight, masked: Masked) -> Ca
         v: Strides::time_first(kv_heads, kv_len, value_dim),
         o: Strides::time_first(heads, q_len, value_dim),
         mask: (masked != Masked::No).then_some(mask),
+        dropout: None,
     };
     let values = |len: usize, seed: usize| -> Vec<f64> {
         let value = |i: usize| ((i * 7919 + seed * 4447) % 1999) as f32 / 700.0 - 1.4;
@@ -82,6 +86,7 @@ fn case(sizes: Sizes, elem: Elem, (causal, window): Sight, masked: Masked) -> Ca
         d_o: values(batch * heads * q_len * value_dim, 4),
         additive: (0..len).map(additive).collect(),
         keep: (0..len).map(|i| u8::from(!dropped(i)) * 3).collect(),
+        kept: Vec::new(),
         shape,
     }
 }
@@ -90,7 +95,22 @@ fn bytes<const N: usize>(values: &[f32], of: impl Fn(f32) -> [u8; N]) -> Vec<u8>
     values.iter().flat_map(|&x| of(x)).collect()
 }
 
+/// A state of the generator.
+const STATE: [i64; 5] = [0x1234_5678_9abc, 1, 7, 3, 2];
+
 impl Case {
+    /// With dropout by a random mask, drawn by the kernel or before it.
+    fn with_dropout(mut self, drawn: bool) -> Case {
+        let s = &self.shape;
+        let len = s.batch * s.heads * s.q_len * s.kv_len;
+        let mask = RandomMask { len, keep: 0.75, id: 5 };
+        self.kept = vec![0; len];
+        // SAFETY: the vector holds the mask.
+        unsafe { mask.run(&Pool::new(1), STATE, self.kept.as_mut_ptr()) };
+        self.shape.dropout = Some(Dropout { factor: 1.25, drawn: drawn.then_some(mask) });
+        self
+    }
+
     fn mask_value(&self, b: usize, i: usize, j: usize) -> f64 {
         let shape = &self.shape;
         let at = (b * shape.q_len + i) * shape.kv_len + j;
@@ -127,7 +147,10 @@ impl Case {
                     let sum: f64 = scores.iter().map(|x| (x - max).exp()).sum();
                     lse[(b * s.heads + h) * s.q_len + i] = max + sum.ln();
                     for (j, score) in scores.iter().enumerate() {
-                        let p = (score - max).exp() / sum;
+                        let row = (b * s.heads + h) * s.q_len + i;
+                        let kept = self.kept.get(row * s.kv_len + j);
+                        let factor = kept.map_or(1.0, |kept| 1.25 * f64::from(*kept));
+                        let p = factor * (score - max).exp() / sum;
                         let v_at = s.v.offset(b, kh, j) as usize;
                         for d in 0..s.value_dim {
                             o[s.o.offset(b, h, i) as usize + d] += p * v[v_at + d];
@@ -191,6 +214,8 @@ impl Case {
             (vec![u32::MAX; q.len()], vec![u32::MAX; k.len()], vec![u32::MAX; v.len()]);
         let mask = self.mask();
         let mask = if mask.is_empty() { std::ptr::null() } else { mask.as_ptr() };
+        let drawn = self.shape.dropout.is_some_and(|dropout| dropout.drawn.is_some());
+        let kept = if drawn { STATE.as_ptr().cast() } else { self.kept.as_ptr() };
         let added = self.shape.mask.filter(|mask| mask.kind != MaskKind::Keep);
         let mut d_mask = vec![f32::NAN; added.map_or(0, |mask| mask.len(&self.shape))];
         // SAFETY: all tensors have the shape's sizes.
@@ -200,7 +225,7 @@ impl Case {
                 q.as_ptr().cast(),
                 k.as_ptr().cast(),
                 v.as_ptr().cast(),
-                mask,
+                [mask, kept],
                 o.as_mut_ptr().cast(),
                 lse.as_mut_ptr(),
             );
@@ -209,6 +234,7 @@ impl Case {
                 k: k.as_ptr().cast(),
                 v: v.as_ptr().cast(),
                 mask,
+                kept,
                 o: o.as_ptr().cast(),
                 lse: lse.as_ptr(),
                 d_o: d_o.as_ptr().cast(),
@@ -301,6 +327,22 @@ fn several_tiles() {
         let sizes = [1, 2, 1, 300, 333, 16, 24];
         case(sizes, Elem::F32, sight, Masked::No).check(EXACT);
         case(sizes, Elem::BF16, sight, Masked::Keep).check(BRAIN);
+    }
+}
+
+#[test]
+fn dropped_weights_have_no_part_in_the_output() {
+    for masked in [Masked::No, Masked::Additive] {
+        for sight in [ALL, (true, None), (true, Some(3)), (false, Some(3))] {
+            let sizes = [2, 4, 2, 6, 9, 5, 3];
+            let case = |drawn| case(sizes, Elem::F32, sight, masked).with_dropout(drawn);
+            case(true).check_gradients(EXACT);
+            assert_eq!(case(true).run_all(2), case(false).run_all(1));
+        }
+        let sizes = [1, 4, 2, 7, 9, 6, 5];
+        case(sizes, Elem::BF16, ALL, masked).with_dropout(true).check_gradients(BRAIN);
+        let sizes = [1, 2, 1, 300, 333, 16, 24];
+        case(sizes, Elem::F32, (true, Some(150)), masked).with_dropout(true).check(EXACT);
     }
 }
 

@@ -247,6 +247,9 @@ fn others(op: &Op) -> Vec<(String, Op)> {
             all.push(("causal", Op::Attention(Attention { causal, ..op })));
             all.push(("window", Op::Attention(Attention { window, ..op })));
             all.push(("scale", Op::Attention(Attention { scale, ..op })));
+            if op.keep.is_some() {
+                all.push(("keep", Op::Attention(Attention { keep: Some(0.5), ..op })));
+            }
         }
         Op::CrossEntropy(op) => {
             let classes = if op.classes.is_some() { None } else { Some(3) };

@@ -220,7 +220,9 @@ fn attentions(draw: &mut Draw, all: &mut Vec<Case>) {
             if masked {
                 operands.push(draw.floats([h, 1, s]));
             }
-            let op = AttentionGrad { scale: 0.5, causal, window, mask_grad: masked };
+            let keep = draw.chance().then_some(0.75);
+            operands.extend(keep.map(|_| draw.bools([b, h, t, s])));
+            let op = AttentionGrad { scale: 0.5, causal, window, keep, mask_grad: masked };
             case(all, Op::AttentionGrad(op), operands);
         }
         // Scores that have no weight, of which every query sees others.
@@ -232,7 +234,9 @@ fn attentions(draw: &mut Draw, all: &mut Vec<Case>) {
         let shapes = [[2, 2, 3, 2], [2, 1, 4, 2], [2, 1, 4, 3]];
         let mut operands = shapes.map(|shape| draw.floats(shape)).to_vec();
         operands.push(draw.tensor(shape, mask));
-        let op = Attention { scale: 0.75, causal, window: window.map(|n| n + 3) };
+        let keep = draw.chance().then_some(0.75);
+        operands.extend(keep.map(|_| draw.bools([2, 2, 3, 4])));
+        let op = Attention { scale: 0.75, causal, window: window.map(|n| n + 3), keep };
         case(all, Op::Attention(op), operands);
     }
 }

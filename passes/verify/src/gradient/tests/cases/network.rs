@@ -126,7 +126,10 @@ fn attentions(draw: &mut Draw, all: &mut Vec<Case>) {
                 _ => operands.push(wide(draw, &shape)),
             }
             let scale = draw.one_of(&[1.0, 0.5]);
-            let case = draw.case(Op::Attention(Attention { scale, causal, window }), operands);
+            let keep = draw.chance().then_some(0.75);
+            operands.extend(keep.map(|_| draw.bools([b, h, t, s])));
+            let case =
+                draw.case(Op::Attention(Attention { scale, causal, window, keep }), operands);
             all.push(if masked == "frozen" { case.given(3) } else { case });
         }
     }
