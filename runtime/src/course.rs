@@ -61,10 +61,12 @@ impl Course {
     /// Why it stopped before its last step, if it did.
     pub(crate) fn reason(&self) -> Option<String> {
         let n = self.progress.without_improvement;
-        let best = self.progress.best.map_or("a number".into(), |best| format!("{best:.4}"));
         let s = if n == 1 { "" } else { "s" };
-        self.over
-            .then(|| format!("the validation loss did not fall below {best} in {n} validation{s}"))
+        let why = match self.progress.best {
+            Some(best) => format!("did not fall below {best:.4} in {n} validation{s}"),
+            None => format!("was not a number in {n} validation{s}"),
+        };
+        self.over.then(|| format!("the validation loss {why}"))
     }
 
     /// The progress before a validation of the state after `step` steps.

@@ -58,7 +58,20 @@ pub(crate) fn check(plan: &Plan, hyper: &[(String, f64)]) -> Result<(), RunError
             return Err(RunError::HyperValue { name: name.clone(), value: *value, expected });
         }
     }
-    Ok(())
+    let of = |name: &str| {
+        let given = hyper.iter().rev().find(|(given, _)| given == name).map(|(_, value)| *value);
+        given.or_else(|| plan.hyper.iter().find(|h| h.name == name).map(|h| h.value))
+    };
+    let (total, warmup) = ("schedule.total_steps", "schedule.warmup_steps");
+    match (of(total), of(warmup)) {
+        (Some(steps), Some(first))
+            if steps <= first && hyper.iter().any(|(name, _)| name == total || name == warmup) =>
+        {
+            let expected = "above `schedule.warmup_steps`";
+            Err(RunError::HyperValue { name: total.into(), value: steps, expected })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The keys of the plan's configuration, as `section.key`.

@@ -12,48 +12,23 @@ use crate::metrics::{Scalars, StepMetrics, ValidationMetrics, Writer};
 use crate::progress::Progress;
 use crate::train::Outcome;
 use crate::validation::Measured;
-use frit_ir::plan::{DeviceType, IndexKind, MetricName, Plan};
+use frit_ir::plan::{Counted, DeviceType, MetricName, Plan};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// Steps over which the rate is averaged.
 const RECENT: usize = 20;
 
-/// What a rate counts, of which a loss has so many elements.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Counted {
-    unit: &'static str,
-    per_element: f64,
-}
-
-impl Counted {
-    /// Tokens where an input of token ids has one for each element of the loss, else examples.
-    fn of(plan: &Plan) -> Counted {
-        let examples = plan.batch().unwrap_or(1);
-        let has_tokens = plan.inputs.iter().any(|input| {
-            let is_embedded = input.ranges.iter().any(|range| range.kind == IndexKind::Row);
-            is_embedded && input.ty.shape.numel() >= plan.loss_capacity
-        });
-        match has_tokens && plan.loss_capacity > examples {
-            true => Counted { unit: "tokens", per_element: 1.0 },
-            false => {
-                let per_element = examples as f64 / plan.loss_capacity.max(1) as f64;
-                Counted { unit: "examples", per_element }
-            }
-        }
-    }
-
-    /// The rate at which this many elements take this long.
-    fn per_second(self, elements: f64, seconds: f64) -> String {
-        let rate = elements * self.per_element / seconds.max(1e-9);
-        let (number, prefix) = match rate {
-            r if r < 1e3 => (r, ""),
-            r if r < 1e6 => (r / 1e3, "k"),
-            r => (r / 1e6, "M"),
-        };
-        let digits = if number < 100.0 { 1 } else { 0 };
-        format!("{number:.digits$}{prefix} {}/s", self.unit)
-    }
+/// The rate at which this many elements of the loss take this long.
+fn per_second(counted: Counted, elements: f64, seconds: f64) -> String {
+    let rate = elements * counted.per_element / seconds.max(1e-9);
+    let (number, prefix) = match rate {
+        r if r < 1e3 => (r, ""),
+        r if r < 1e6 => (r / 1e3, "k"),
+        r => (r / 1e6, "M"),
+    };
+    let digits = if number < 100.0 { 1 } else { 0 };
+    format!("{number:.digits$}{prefix} {}/s", counted.unit)
 }
 
 /// Receives the metrics of a rank's steps, writes and shows them.
@@ -81,7 +56,7 @@ impl<'a> Reporter<'a> {
         judge: Judge,
     ) -> Reporter<'a> {
         let (clock, parts, outcome) = (Instant::now(), None, Outcome::default());
-        let counted = Counted::of(plan);
+        let counted = plan.counted();
         Reporter { plan, writer, progress, counted, judge, clock, parts, outcome, last: None }
     }
 
@@ -183,7 +158,8 @@ impl<'a> Reporter<'a> {
             lr: metrics[&MetricName::Lr],
             loss_scale: metrics[&MetricName::LossScale],
             skipped: metrics[&MetricName::FoundInf] != 0.0,
-            tokens_or_examples_per_s: metrics[&MetricName::Tokens] / seconds,
+            tokens_or_examples_per_s: metrics[&MetricName::Tokens] * self.counted.per_element
+                / seconds,
             step_seconds: seconds,
             memory_bytes,
             gemm: (self.plan.target.device == DeviceType::Cpu).then(frit_kernels::cpu::paths),
@@ -193,7 +169,7 @@ impl<'a> Reporter<'a> {
         let recent = &self.outcome.report.seconds;
         let recent = &recent[recent.len().saturating_sub(RECENT)..];
         let mean = recent.iter().sum::<f64>() / recent.len() as f64;
-        let rate = self.counted.per_second(metrics[&MetricName::Tokens], mean);
+        let rate = per_second(self.counted, metrics[&MetricName::Tokens], mean);
         let details: Vec<String> = [rate].into_iter().chain(memory_bytes.map(size)).collect();
         self.progress.advance(&format!("loss {:.4}", line.loss), &details);
         self.last = Some(line);
@@ -217,10 +193,10 @@ mod tests {
     #[test]
     fn rates_are_of_tokens_or_examples() {
         let tokens = Counted { unit: "tokens", per_element: 1.0 };
-        assert_eq!(tokens.per_second(8.0, 0.5), "16.0 tokens/s");
-        assert_eq!(tokens.per_second(524_288.0, 1.0), "524k tokens/s");
+        assert_eq!(per_second(tokens, 8.0, 0.5), "16.0 tokens/s");
+        assert_eq!(per_second(tokens, 524_288.0, 1.0), "524k tokens/s");
         // The loss of an image has an element per pixel.
         let examples = Counted { unit: "examples", per_element: 1.0 / 4096.0 };
-        assert_eq!(examples.per_second(8.0 * 4096.0, 2.0), "4.0 examples/s");
+        assert_eq!(per_second(examples, 8.0 * 4096.0, 2.0), "4.0 examples/s");
     }
 }

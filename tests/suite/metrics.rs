@@ -228,6 +228,21 @@ fn metrics_that_fit_nothing_are_refused() {
     assert_eq!(refused("metrics.report=[\"mean_absolute_error\"]"), "E218");
     assert_eq!(refused("metrics.report=[\"top_6\"]"), "E217");
     assert_eq!(refused("metrics.report=[\"accuracy(nothing, labels)\"]"), "E211");
+    // Of one class the probability is 1.
+    for loss in ["loss.kind=\"cross_entropy\"", "loss.kind=\"kl\""] {
+        let settings = [loss.to_string(), "loss.class_axis=1".into()];
+        let config = frit::config::Config::parse("", "train.toml", &settings).expect("a loss");
+        let dir = tempfile::tempdir().expect("a folder");
+        let model = dir.path().join("model.json");
+        let text = r#"{"frit_model": 1, "name": "m", "dims": {}, "inputs": [{"name": "x", "dtype": "f32", "shape": [4, 3]}],
+            "params": [{"name": "w", "shape": [3, 1]}],
+            "nodes": [{"op": "matmul", "inputs": ["x", "w"], "outputs": ["logits"]}], "outputs": ["logits"]}"#;
+        std::fs::write(&model, text).expect("written");
+        let request = frit::compilation::Request { model, ..Default::default() };
+        let report = frit::compilation::compile(&request, &config, &mut ()).expect_err("refused");
+        let text = report.to_string();
+        assert!(text.contains("E217") && text.contains("`logits` [4, 1] has one class"), "{text}");
+    }
 }
 
 #[test]

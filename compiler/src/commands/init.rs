@@ -75,6 +75,8 @@ struct Loss {
     output: String,
     /// Shape and type of the labels.
     labels: Option<TensorType>,
+    /// The axis of the classes, where it is not the only one that it can be.
+    class_axis: Option<usize>,
     reason: String,
 }
 
@@ -90,21 +92,23 @@ impl Loss {
         let scalar = scalar.or_else(|| floats().find(|(_, ty)| ty.shape.rank() == 0));
         if let Some((name, _)) = scalar {
             let reason = format!("`{name}` is a scalar: the model computes its loss");
-            return Loss { kind: "output", output: name.to_string(), labels: None, reason };
+            return Loss::without_labels("output", name.to_string(), reason);
         }
         let Some((name, ty)) = named("logits").or_else(|| floats().next()) else {
             let reason = "no output is a float tensor: nothing trains".into();
-            return Loss { kind: "none", output: String::new(), labels: None, reason };
+            return Loss::without_labels("none", String::new(), reason);
         };
         let output = name.to_string();
-        let is_input = inputs(graph).iter().any(|(_, input)| input.shape == ty.shape);
         let dims = ty.shape.dims();
+        let like_output = |input: &TensorType| dims.len() > 1 && input.shape == ty.shape;
+        let is_input = inputs(graph).iter().any(|(_, input)| like_output(input));
         if is_input || dims.len() < 2 || dims.last() == Some(&1) {
             let reason = match is_input {
                 true => format!("`{name}` has the shape of an input"),
                 false => format!("`{name}` has one number per example"),
             };
-            return Loss { kind: "mse", output, labels: Some((*ty).clone()), reason };
+            let labels = Some((*ty).clone());
+            return Loss { labels, ..Loss::without_labels("mse", output, reason) };
         }
         // Images have their classes on the second axis, sequences on the last.
         let axis = if dims.len() > 3 { 1 } else { dims.len() - 1 };
@@ -112,7 +116,12 @@ impl Loss {
         let classes = shape.remove(axis);
         let labels = Some(TensorType::new(DType::I64, shape));
         let reason = format!("`{name}` is {ty}: {classes} classes");
-        Loss { kind: "cross_entropy", output, labels, reason }
+        let class_axis = (dims.len() > 2).then_some(axis);
+        Loss { labels, class_axis, ..Loss::without_labels("cross_entropy", output, reason) }
+    }
+
+    fn without_labels(kind: &'static str, output: String, reason: String) -> Loss {
+        Loss { kind, output, labels: None, class_axis: None, reason }
     }
 }
 
@@ -148,10 +157,13 @@ fn configuration(model: &Path, graph: &Graph, loss: &Loss) -> String {
         "# Training of {name}: {size} parameters in {tensors}.\n\
          # All keys: `frit compile --help-config`, docs/configuration.md.\n\n"
     );
-    let Loss { kind, output, labels, reason } = loss;
+    let Loss { kind, output, labels, class_axis, reason } = loss;
     let _ = write!(text, "[loss]\n# {reason}.\nkind = \"{kind}\"\n");
     if *kind != "none" {
         let _ = writeln!(text, "logits = {output:?}");
+    }
+    if let Some(axis) = class_axis {
+        let _ = writeln!(text, "class_axis = {axis}");
     }
     let others = graph.outputs.iter().map(|o| o.name.as_str()).filter(|name| name != output);
     let others: Vec<&str> = others.collect();

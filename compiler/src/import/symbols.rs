@@ -3,6 +3,7 @@
 use super::dims::{self, DimError};
 use super::json::schema::Model;
 use super::mapped;
+use super::onnx::UNNAMED_BATCH;
 use super::onnx::messages::ModelProto;
 use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +26,13 @@ pub fn symbols(path: &Path) -> Vec<String> {
     for input in graph.input.iter().filter(|input| !stored.contains(input.name.as_str())) {
         let ty = input.r#type.as_ref().and_then(|t| t.tensor_type.as_ref());
         let shape = ty.and_then(|t| t.shape.as_ref());
-        for text in shape.iter().flat_map(|s| &s.dim).filter_map(|d| d.dim_param.as_deref()) {
+        for (axis, dim) in shape.iter().flat_map(|s| s.dim.iter().enumerate()) {
+            let text = match (dim.dim_value, dim.dim_param.as_deref()) {
+                (Some(0..), _) => continue,
+                (_, Some(text)) if !text.is_empty() => text,
+                _ if axis == 0 => UNNAMED_BATCH,
+                _ => continue,
+            };
             let new = names(text).into_iter().filter(|name| !found.contains(name));
             found.extend(new.collect::<Vec<_>>());
         }

@@ -62,7 +62,7 @@ pub const LINTS: [Lint; 25] = [
         "`verify_plan` tracks the factor of every gradient: gradients that are clipped have exactly the factor of the mean (P308)",
         "the_factor_of_every_gradient"),
     lint("L02", Level::Error, "f16 without loss scaling: gradients below 6e-8 become zero",
-        "set precision.loss_scale = \"dynamic\", or compute in bf16",
+        "set precision.loss_scale = \"dynamic\"; or compute in bf16, if the model itself is not in f16",
         "l02_and_l03_loss_scaling"),
     lint("L03", Level::Warning, "a fixed loss scale with f16: nothing lowers it when gradients overflow, and every such step is skipped",
         "set precision.loss_scale = \"dynamic\"",

@@ -102,7 +102,7 @@ impl Term {
     }
 
     fn cross_entropy(&self, b: &mut Builder<'_>, logits: ValueId) -> Part {
-        let axis = self.axis(b, logits)?;
+        let axis = self.axis_of_several(b, logits)?;
         let mut rows = b.graph.ty(logits).shape.0.clone();
         rows.remove(axis);
         let logits = classes_last(b, logits, axis)?;
@@ -158,7 +158,7 @@ impl Term {
 
     /// Target probabilities of all classes and the logarithms of the model's, classes last.
     fn probabilities(&self, b: &mut Builder<'_>, logits: ValueId) -> Part {
-        let axis = self.axis(b, logits)?;
+        let axis = self.axis_of_several(b, logits)?;
         let ty = b.graph.ty(logits).clone();
         let targets = self.labels(b, ty.clone(), |found| found.dtype == ty.dtype)?;
         let (targets, logits) = (classes_last(b, targets, axis)?, classes_last(b, logits, axis)?);
@@ -195,13 +195,32 @@ impl Term {
         Ok((b.as_f32(sum)?, b.constant(Tensor::scalar(1.0))?))
     }
 
+    /// The axis of the classes, of which there must be more than one: the probability of a single one is 1.
+    fn axis_of_several(&self, b: &Builder<'_>, logits: ValueId) -> Result<usize, Diagnostic> {
+        let axis = self.axis(b, logits)?;
+        let shape = &b.graph.ty(logits).shape;
+        if shape.0[axis] != 1 {
+            return Ok(axis);
+        }
+        let name = b.graph.outputs.iter().find(|o| o.value == logits).map_or("", |o| &o.name);
+        let message =
+            format!("output `{name}` {shape} has one class (axis {axis}), of which the loss is 0");
+        Err(Diagnostic::error(Code::OutputUnusable, message).at(&b.origin).help(
+            "set `loss.kind`: \"mse\" for numbers, \"bce_with_logits\" for two classes, \"output\" if the \
+             output is the loss",
+        ))
+    }
+
     /// The axis of the classes.
     pub(super) fn axis(&self, b: &Builder<'_>, logits: ValueId) -> Result<usize, Diagnostic> {
         let shape = &b.graph.ty(logits).shape;
         let rank = shape.rank();
         if rank == 0 {
-            let message = format!("output `{}` is a scalar: it has no class axis", self.logits);
-            return Err(Diagnostic::error(Code::NoClassAxis, message).at(&b.origin));
+            let name = b.graph.outputs.iter().find(|o| o.value == logits).map_or("", |o| &o.name);
+            let message = format!("output `{name}` is a scalar: it has no class axis");
+            return Err(Diagnostic::error(Code::NoClassAxis, message)
+                .at(&b.origin)
+                .help("if it is the loss, set `loss.kind = \"output\"`"));
         }
         if let Some(axis) = self.class_axis {
             let from_front = if axis < 0 { axis + rank as i64 } else { axis };

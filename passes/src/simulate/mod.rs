@@ -63,7 +63,7 @@ pub struct Simulation {
     pub memory_bytes: u64,
     /// Whether both fit the device.
     pub fits: bool,
-    /// Loss elements of all ranks per second: tokens of a language model, examples of a classifier.
+    /// Tokens or examples of all ranks per second: [`Plan::counted`].
     pub tokens_or_examples_per_s: f64,
     /// Floating-point operations of matmuls, convolutions and attention of one rank in one step; recomputation is not
     /// counted, half of a causal attention is.
@@ -118,6 +118,7 @@ pub fn of_phases(
     let peak_bytes = plan.peak_bytes() as u64;
     let model_flops = model_flops(plan);
     let elements = plan.loss_capacity as f64 * plan.accumulation as f64 * plan.world_size as f64;
+    let counted = elements * plan.counted().per_element;
     let peak = cluster.device.peak_flops(plan.compute_dtype);
     Simulation {
         cluster: cluster.name.clone(),
@@ -132,7 +133,7 @@ pub fn of_phases(
         reserved_bytes,
         memory_bytes,
         fits: peak_bytes + reserved_bytes <= memory_bytes,
-        tokens_or_examples_per_s: elements / step_seconds,
+        tokens_or_examples_per_s: counted / step_seconds,
         model_flops,
         mfu: model_flops as f64 / step_seconds / peak,
         bounds: bound::shares(&phases, step_seconds),

@@ -79,7 +79,10 @@ impl Pass for Update {
         let names: Vec<(String, ValueId)> = of_kind(graph, OutputKind::Gradient);
         if names.is_empty() {
             return Err(Diagnostic::error(Code::NothingTrains, "no parameter is trained")
-                .help("check params.trainable and params.frozen"));
+                .help(
+                    "check params.trainable and params.frozen; `frit inspect --view units` says of each tensor why it \
+                     does not train, and of an ONNX model only initializers do, not nodes `Constant`",
+                ));
         }
         let (loss, count) = (one(graph, OutputKind::LossSum)?, one(graph, OutputKind::LossCount)?);
         for group in &self.groups.groups {

@@ -39,7 +39,7 @@ pub(crate) fn ranges(
         if let Some(found) = outside(input, range, element, bytes) {
             let place = place(input, first, found.element);
             let Found { value, .. } = found;
-            let mut advice = advice(range, value, smallest(element, bytes));
+            let mut advice = advice(range, value, smallest(element, bytes, range.ignore));
             if path.extension().is_some_and(|e| e == "bin") {
                 advice += " Or are its tokens of another type? See --token-dtype";
             }
@@ -148,10 +148,12 @@ fn find(element: Element, bytes: &[u8], bad: impl Fn(i128) -> bool) -> Option<Fo
     }
 }
 
-fn smallest(element: Element, bytes: &[u8]) -> i128 {
+/// The smallest element but for the ignored number.
+fn smallest(element: Element, bytes: &[u8], ignore: Option<i64>) -> i128 {
     let mut least = i128::MAX;
     let mut rest = bytes;
-    while let Some(found) = find(element, rest, |x| x < least) {
+    while let Some(found) = find(element, rest, |x| x < least && Some(x) != ignore.map(i128::from))
+    {
         least = found.value;
         rest = &rest[(found.element + 1) * element.size()..];
     }
@@ -181,7 +183,7 @@ fn advice(range: &IndexRange, value: i128, least: i128) -> String {
     let most = i128::from(range.hi);
     let n = most + 1;
     match range.kind {
-        IndexKind::Class if least >= 1 && value == n => {
+        IndexKind::Class if least == 1 && value == n => {
             "labels begin at 0, and those of this file seem to begin at 1: subtract 1".into()
         }
         IndexKind::Class if value < 0 => match range.ignore {
@@ -237,6 +239,10 @@ mod tests {
         assert_eq!(check(&classes, &[0, 9, -100], 0), Ok(()));
         let one_based = check(&classes, &[3, 1, 10], 0).unwrap_err();
         assert!(one_based.ends_with("seem to begin at 1: subtract 1"), "{one_based}");
+        let one_based = check(&classes, &[-100, 1, 10], 0).unwrap_err();
+        assert!(one_based.ends_with("seem to begin at 1: subtract 1"), "{one_based}");
+        let more = check(&classes, &[5, 10, 12], 0).unwrap_err();
+        assert!(more.ends_with("does the data have more?"), "{more}");
         let negative = check(&classes, &[0, -1], 0).unwrap_err();
         assert!(negative.contains("example 1: -1 is outside of 0..=9 or -100"), "{negative}");
         assert!(negative.ends_with("the ignored label is -100"), "{negative}");

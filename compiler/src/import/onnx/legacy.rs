@@ -63,7 +63,11 @@ fn before_broadcasting(cx: &mut NodeContext<'_>, name: &str) -> Result<(), Fault
     match name {
         "Tile" if cx.opset < 6 => return Err(Fault::Attribute("Tile of opset 1".into())),
         "BatchNormalization" if cx.int("is_test", 0) == 0 && cx.node.output.len() == 1 => {
-            return Err(Fault::Attribute("is_test = 0".into()));
+            return Err(Fault::Attribute(
+                "is_test = 0 with one output (before opset 7, and the default there), which neither trains nor \
+                 evaluates,"
+                    .into(),
+            ));
         }
         "Dropout" => {
             let training =

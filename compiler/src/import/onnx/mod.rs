@@ -28,6 +28,7 @@ mod tensor;
 mod tied;
 mod trainable;
 mod unreached;
+mod unread;
 
 pub use opset::SUPPORTED as SUPPORTED_OPSETS;
 pub(crate) use restore::{Replacement, replacements};
@@ -123,9 +124,11 @@ pub(crate) fn import_model(
     graph = function::inline(&model, &graph, &mut budget)?.unwrap_or(graph);
     graph = draws::as_masks(&graph).unwrap_or(graph);
     selection::by_mask(&mut graph);
+    let left_out = unread::leave_out(&mut graph);
     let folder = Folder::of(path, options.allow_external_data);
     let mut importer = Importer::new(&graph, name, folder, opset, options, budget)?;
     importer.from_pytorch = from_pytorch(&model);
+    importer.warnings.extend(left_out);
     if let Some(Beside { file, bytes, declared }) = beside {
         importer.files.insert(file, bytes);
         importer.declared = Some(declared);
@@ -336,6 +339,11 @@ impl<'a> Importer<'a> {
                     (_, Some(text)) if !text.is_empty() => {
                         symbols.insert(text.trim().to_string());
                         dims::evaluate(text, &self.options.binds, &mut used)
+                    }
+                    // The batch, where the exporter gave it no name.
+                    _ if axis == 0 => {
+                        symbols.insert(UNNAMED_BATCH.into());
+                        dims::evaluate(UNNAMED_BATCH, &self.options.binds, &mut used)
                     }
                     _ => Err(DimError::Syntax("?".into())),
                 };
@@ -639,13 +647,19 @@ impl<'a> Importer<'a> {
     }
 }
 
+/// What the first axis of an input is called if it has neither a size nor a name.
+pub(super) const UNNAMED_BATCH: &str = "batch";
+
 fn unbound(input: &str, axis: usize, error: &DimError) -> Diagnostic {
     match error {
         DimError::Unbound(name) => Diagnostic::error(
             Code::DimensionUnknown,
             format!("dimension `{name}` (axis {axis} of input \"{input}\") has no size"),
         )
-        .help(format!("give it one with --bind {name}=N")),
+        .help(match name.as_str() {
+            "N" => "give it one with --bind, as in --bind N=8".to_string(),
+            name => format!("give it one with --bind {name}=N"),
+        }),
         DimError::Syntax(text) if text == "?" => Diagnostic::error(
             Code::DimensionUnknown,
             format!("axis {axis} of input \"{input}\" has neither a size nor a name"),

@@ -11,18 +11,19 @@ pub const SUPPORTED: RangeInclusive<i64> = 1..=27;
 /// The version of the default operator set that the model is written in.
 pub(super) fn of(model: &ModelProto) -> Result<i64, Report> {
     let default = |d: &str| d.is_empty() || d == "ai.onnx";
-    let versions: Vec<i64> =
-        model.opset_import.iter().filter(|o| default(&o.domain)).map(|o| o.version).collect();
+    // Of several entries the last one counts, as for ONNX's checker and onnxruntime.
+    let mut entries = model.opset_import.iter().rev().filter(|o| default(&o.domain));
+    let version = entries.next().map(|o| o.version);
     let range = format!("opsets {} to {}", SUPPORTED.start(), SUPPORTED.end());
-    match versions.as_slice() {
-        [] => Err(Diagnostic::error(
+    match version {
+        None => Err(Diagnostic::error(
             Code::OpsetUnsupported,
             "the model does not say which ONNX opset it is in",
         )
         .help(format!("export it again; {range} are supported"))
         .into()),
-        [version] if SUPPORTED.contains(version) => Ok(*version),
-        [version, ..] => Err(Diagnostic::error(
+        Some(version) if SUPPORTED.contains(&version) => Ok(version),
+        Some(version) => Err(Diagnostic::error(
             Code::OpsetUnsupported,
             format!("the model is in ONNX opset {version}; {range} are supported"),
         )

@@ -3,7 +3,7 @@
 //! Rules in order: `params.ignored` and `params.frozen`; the exporter's signature (written into the graph's metadata by the
 //! dynamo exporter); BatchNormalization statistics; scalars that are not tensors of a PyTorch module; values that reach the
 //! outputs only through sines and cosines of data-independent values (rotary tables) or through a normalization by stored
-//! statistics, or not at all; masks added to scores; tables of sines and cosines; rows of zeros added to the output. All other
+//! statistics, or not at all; weights of classes; masks added to scores; tables of sines and cosines; rows of zeros added to the output. All other
 //! floats train if `params.trainable` matches their name.
 
 use super::exporter;
@@ -65,6 +65,8 @@ pub(super) struct Trainable<'a> {
     /// Whether the module trains a parameter, where the signature says so.
     requires_grad: HashMap<String, bool>,
     statistics: HashSet<&'a str>,
+    /// Weights of classes in losses of the model.
+    class_weights: HashSet<&'a str>,
     /// Those of the statistics that every step renews.
     renewed: HashSet<&'a str>,
     /// Right operands of matmuls and weights of convolutions.
@@ -95,7 +97,7 @@ impl<'a> Trainable<'a> {
         let requires_grad = text.map_or_else(HashMap::new, |e| read_requires_grad(&e.value));
         let copied = copied(nodes);
         // A module that is called again reads what the call before left, which the exporter writes as a copy.
-        let statistic = |name: &'a String| {
+        let source_of = |name: &'a String| {
             let mut name = name.as_str();
             while let Some(source) = copied.get(name) {
                 name = source;
@@ -105,14 +107,22 @@ impl<'a> Trainable<'a> {
         let statistics = nodes
             .iter()
             .filter(|n| n.op_type == "BatchNormalization")
-            .flat_map(|n| n.input.iter().skip(3).map(statistic))
+            .flat_map(|n| n.input.iter().skip(3).map(source_of))
+            .collect();
+        let class_weights = nodes
+            .iter()
+            .filter(|n| {
+                let op = n.op_type.as_str();
+                matches!(op, "SoftmaxCrossEntropyLoss" | "NegativeLogLikelihoodLoss")
+            })
+            .filter_map(|n| n.input.get(2).map(source_of))
             .collect();
         let trains = |n: &&&'a NodeProto| options.batch_norm_trains || batch_norm_trains(n);
         let renewed = nodes
             .iter()
             .filter(|n| n.op_type == "BatchNormalization")
             .filter(trains)
-            .flat_map(|n| n.input.iter().skip(3).map(statistic))
+            .flat_map(|n| n.input.iter().skip(3).map(source_of))
             .collect();
         let mut from_data: HashSet<&str> = data.clone();
         for node in nodes {
@@ -140,6 +150,7 @@ impl<'a> Trainable<'a> {
             signature,
             requires_grad,
             statistics,
+            class_weights,
             renewed,
             weights: nodes
                 .iter()
@@ -177,6 +188,8 @@ impl<'a> Trainable<'a> {
             (Frozen, "the module does not train it (requires_grad = False)".into())
         } else if self.statistics.contains(name) || self.is_named_statistic(name) {
             (Buffer, "it is a running statistic of BatchNormalization".into())
+        } else if said.is_none() && self.class_weights.contains(name) {
+            (Buffer, "it weights the classes of a loss".into())
         } else if said.is_none() && ty.shape.rank() == 0 && !self.is_module_tensor(name) {
             (Buffer, "it is a scalar constant".into())
         } else if !self.reaching.contains(place) && self.is_parameter(name, ty) {

@@ -41,6 +41,56 @@ fn dimensions_must_be_bound_and_known() {
 }
 
 #[test]
+fn the_first_axis_is_the_batch_if_it_has_no_name() {
+    let inputs =
+        |axis: fn() -> Dim| vec![input("x", 1, &[axis(), Dim::N(4)]), input("z", 1, &[axis()])];
+    for inputs in [inputs(|| Dim::S("")), inputs(|| Dim::N(-1))] {
+        let relu = model(inputs, vec![], vec![node("Relu", &["x"], &["y"])], &["y"]);
+        let graph = import(&relu, &batch()).unwrap_or_else(|e| panic!("{e}")).graph;
+        assert_eq!(graph.ty(graph.outputs[0].value).to_string(), "f32[2, 4]");
+        says(&refused(&relu, &free()), &["E020", "`batch`", "--bind batch=N"]);
+    }
+    let second = vec![input("x", 1, &[Dim::N(4), Dim::S("")])];
+    let relu = model(second, vec![], vec![node("Relu", &["x"], &["y"])], &["y"]);
+    says(
+        &refused(&relu, &free()),
+        &["E020", "axis 1 of input \"x\" has neither a size nor a name"],
+    );
+}
+
+#[test]
+fn of_several_versions_of_an_operator_set_the_last_one_counts() {
+    let mut relu = model(x(), vec![], vec![node("Relu", &["x"], &["y"])], &["y"]);
+    let other = |domain: &str, version| OperatorSetIdProto { domain: domain.into(), version };
+    relu.opset_import = vec![other("", 13), other("ai.onnx.ml", 1), other("ai.onnx", 17)];
+    assert!(import(&relu, &batch()).is_ok());
+    relu.opset_import.push(other("", 99));
+    says(&refused(&relu, &batch()), &["E033", "opset 99"]);
+}
+
+#[test]
+fn weights_of_classes_do_not_train() {
+    for (op, scores) in [("SoftmaxCrossEntropyLoss", "h"), ("NegativeLogLikelihoodLoss", "h")] {
+        let nodes = vec![
+            node("MatMul", &["x", "w"], &["h"]),
+            node("Identity", &["classes"], &["copy"]),
+            node(op, &[scores, "labels", "copy"], &["loss"]),
+        ];
+        let inputs = vec![
+            input("x", 1, &[Dim::S("batch"), Dim::N(2)]),
+            input("labels", 7, &[Dim::S("batch")]),
+        ];
+        let stored =
+            vec![floats("w", &[2, 2], &[1.0, 2.0, 3.0, 4.0]), floats("classes", &[2], &[0.5, 2.0])];
+        let imported = import(&model(inputs, stored, nodes, &["loss"]), &batch());
+        let graph = imported.unwrap_or_else(|e| panic!("{e}")).graph;
+        let kinds: Vec<_> = graph.params().map(|(_, p)| (p.name.as_str(), p.kind)).collect();
+        let trained = |name: &str| kinds.contains(&(name, ParamKind::Trainable));
+        assert!(trained("w") && !trained("classes"), "{kinds:?}");
+    }
+}
+
+#[test]
 fn a_batch_that_the_shapes_hold_may_be_bound_to_the_same_size() {
     let inputs = vec![input("x", 1, &[Dim::N(2), Dim::N(4)]), input("z", 1, &[Dim::N(2)])];
     let relu = model(inputs, vec![], vec![node("Relu", &["x"], &["y"])], &["y"]);
@@ -48,6 +98,35 @@ fn a_batch_that_the_shapes_hold_may_be_bound_to_the_same_size() {
     assert_eq!(graph.ty(graph.outputs[0].value).to_string(), "f32[2, 4]");
     let other = bind(&[("batch", 4)]);
     says(&refused(&relu, &other), &["E021", "`batch`", "no symbolic dimension"]);
+}
+
+#[test]
+fn outputs_that_no_loss_can_read_need_no_operators() {
+    let nodes = || {
+        vec![
+            node("Relu", &["x"], &["scores"]),
+            node("ArgMax", &["x"], &["best"]),
+            NodeProto {
+                domain: "ai.onnx.ml".into(),
+                ..node("ArrayFeatureExtractor", &["k", "best"], &["label"])
+            },
+        ]
+    };
+    let mut classifier = model(x(), vec![], nodes(), &["label", "scores"]);
+    let outputs = &mut classifier.graph.as_mut().unwrap().output;
+    outputs[0] = input("label", 7, &[Dim::S("batch")]);
+    outputs[1] = input("scores", 1, &[Dim::S("batch"), Dim::N(4)]);
+    let imported = import(&classifier, &batch()).unwrap_or_else(|e| panic!("{e}"));
+    let names: Vec<&str> = imported.graph.outputs.iter().map(|o| o.name.as_str()).collect();
+    assert_eq!((&names[..], imported.warnings[0].code.as_str()), (&["scores"][..], "W040"));
+    // A float may be read, and a model has an output.
+    let outputs = &mut classifier.graph.as_mut().unwrap().output;
+    outputs[0] = input("label", 1, &[Dim::S("batch")]);
+    says(&refused(&classifier, &batch()), &["E031", "ArrayFeatureExtractor"]);
+    let outputs = &mut classifier.graph.as_mut().unwrap().output;
+    outputs[0] = input("label", 7, &[Dim::S("batch")]);
+    outputs.pop();
+    says(&refused(&classifier, &batch()), &["E031", "ArrayFeatureExtractor"]);
 }
 
 #[test]
