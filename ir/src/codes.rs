@@ -123,7 +123,7 @@ codes! {
     ComputeDtype = "E221": "`precision.compute` or an override is not fp32, bf16 or fp16", "choose one of these", "only_f32_f16_and_bf16_compute";
     AdapterTarget = "E231": "a pattern of `adapter.targets` matches no module whose weight is only the right operand of matmuls", "the help names the nearest modules", "targets_that_have_no_weight_are_refused";
     DocumentsMix = "E240": "with `data.document_separator`, the model joins tokens otherwise than by attention, or reads no single sequence of tokens", "remove the key, and give each document an example of its own", "models_that_join_tokens_otherwise_are_refused";
-    DropoutEscapes = "E230": "the mask of a dropout is read by an operation that evaluation needs", "use the result of the dropout as the operand instead", "integers_have_no_mean";
+    DropoutEscapes = "E230": "the mask of a dropout is read by an operation that evaluation needs", "use the result of the dropout as the operand instead", "masks_are_read_by_choices_and_casts_alone";
     // Warnings.
     ParametersMissing = "W030": "parameters of the PyTorch module are missing in the exported graph", "export with `optimize=False`", "parameters_that_an_exporter_computed_with_are_warned_of";
     BatchNormFolded = "W035": "batch normalizations were folded into convolutions and do not train", "export the module in training mode, without constant folding", "folded_batch_normalizations_are_warned_of";

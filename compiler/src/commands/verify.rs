@@ -88,11 +88,15 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
 /// That passes are not proved, if some are not.
 pub fn open(dir: &Path, certificate: &Certificate) -> Option<Diagnostic> {
     let open = certificate.open();
-    let names: Vec<&str> = open.iter().map(|p| p.pass.as_str()).collect();
+    let mut names: Vec<&str> = open.iter().map(|p| p.pass.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
     let differences = open.iter().flat_map(|p| p.differences.iter().map(move |d| (&p.pass, d)));
-    let message =
-        format!("{}: not certified: nothing is known of {}", dir.display(), names.join(", "));
-    let error = Diagnostic::error(Code::NotCertified, message).help(COMPILE_AGAIN);
+    let message = format!("{}: not certified: not shown of {}", dir.display(), names.join(", "));
+    let error = Diagnostic::error(Code::NotCertified, message).help(
+        "if the plan was edited, or compiled by another version of frit, compile the model again; otherwise it needs a \
+         law that the checker does not know: please report the model",
+    );
     let error = differences.fold(error, |e, (pass, what)| e.note(format!("{pass}: {what}")));
     (!open.is_empty()).then_some(error)
 }

@@ -57,7 +57,7 @@ fn shown(certificate: &Certificate) -> String {
     let mut html = match open.is_empty() {
         true => "<p><span class='tag certified'>certified</span> every rank computes the step of the model</p>".into(),
         false => format!(
-            "<p><span class='tag warning'>not certified</span> nothing is known of {}</p>",
+            "<p><span class='tag warning'>not certified</span> not shown of {}</p>",
             escape(&open.join(", "))
         ),
     };

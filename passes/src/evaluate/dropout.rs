@@ -1,7 +1,7 @@
 //! Removes dropout: every use of a random mask is replaced by its mean.
 //!
 //! `select(mask, x / keep, 0)` is `x`; `select(mask, a, b)` is `keep · a + (1 − keep) · b`; a mask cast to
-//! a number is `keep`; attention keeps all weights. Source: Srivastava et al. 2014, §4.
+//! a number is `keep`; a choice of integers, as of labels that are dropped, is the likelier one; attention keeps all weights. Source: Srivastava et al. 2014, §4.
 
 use super::INFO;
 use crate::pass::{PassContext, bug};
@@ -84,6 +84,14 @@ fn mean(graph: &mut Graph, user: NodeId, mask: ValueId, keep: f64) -> Result<Val
             }
             add(graph, Op::Expand(Expand { shape: ty.shape }), &[mean], &origin)
         }
+        Op::Select if node.inputs[0] == mask => {
+            let ty = graph.ty(node.outputs[0]).clone();
+            let likelier = node.inputs[if keep >= 0.5 { 1 } else { 2 }];
+            if *graph.ty(likelier) == ty {
+                return Ok(likelier);
+            }
+            add(graph, Op::Expand(Expand { shape: ty.shape }), &[likelier], &origin)
+        }
         Op::Cast(cast) if cast.to.is_float() => {
             let ty = TensorType::new(cast.to, graph.ty(node.outputs[0]).shape.clone());
             filled(graph, ty, keep, &origin)
@@ -93,7 +101,7 @@ fn mean(graph: &mut Graph, user: NodeId, mask: ValueId, keep: f64) -> Result<Val
             format!("dropout cannot be turned off: its mask is read by `{}`", op.name()),
         )
         .at(&node.origin)
-        .help("use the mask in a `select` of floats, or cast to a float")),
+        .help("use the mask in a `select`, or cast to a float")),
     }
 }
 
@@ -190,16 +198,39 @@ mod tests {
     }
 
     #[test]
-    fn integers_have_no_mean() {
+    fn integers_are_the_likelier_ones() {
+        for (keep, likelier) in [(0.1, "x"), (0.9, "y")] {
+            let text = format!(
+                r#"graph @g world=1 {{
+ %s: i64[5] = state {{init = 0.0, name = "rng", ty = {{"dtype": "i64", "shape": [5]}}}}
+ %m: bool[2] = random_mask %s {{id = 0, keep = {keep}, shape = [2]}}
+ %x: i32[2] = input {{name = "x", ty = {{"dtype": "i32", "shape": [2]}}}}
+ %y: i32[] = input {{name = "y", ty = {{"dtype": "i32", "shape": []}}}}
+ %z: i32[2] = select %m, %y, %x
+ return %z as "z"
+}}"#
+            );
+            let mut graph = text::parse(&text).expect("parses");
+            remove(&mut graph, &mut PassContext::default()).expect("evaluates");
+            graph.sort().expect("no cycle");
+            graph.remove_dead();
+            let Op::Input(input) = &graph.nodes().next().expect("a node").1.op else {
+                panic!("{graph}")
+            };
+            assert_eq!(input.name, likelier);
+        }
+    }
+
+    #[test]
+    fn masks_are_read_by_choices_and_casts_alone() {
         let text = r#"graph @g world=1 {
  %s: i64[5] = state {init = 0.0, name = "rng", ty = {"dtype": "i64", "shape": [5]}}
  %m: bool[2] = random_mask %s {id = 0, keep = 0.5, shape = [2]}
- %x: i32[2] = input {name = "x", ty = {"dtype": "i32", "shape": [2]}}
- %y: i32[2] = select %m, %x, %x loc("drop", "", "")
+ %y: bool[2] = not %m loc("drop", "", "")
  return %y as "y"
 }"#;
         let mut graph = text::parse(text).expect("parses");
-        let error = remove(&mut graph, &mut PassContext::default()).expect_err("integers");
+        let error = remove(&mut graph, &mut PassContext::default()).expect_err("a negation");
         assert_eq!((error.code.as_str(), &*error.origin.source), ("E230", "drop"), "{error}");
     }
 }

@@ -41,7 +41,8 @@ fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
     let scores = softmax(m, dropout.map_or(weights, |dropout| dropout.weights))?;
     let ty = m.graph.ty(scores);
     let (q, k, scale, masks) = scaled_matmul(m, scores)?;
-    if !matches!(ty.shape.rank(), 3 | 4) {
+    let is_of_rank = |v: ValueId| m.graph.ty(v).shape.rank() == ty.shape.rank();
+    if !matches!(ty.shape.rank(), 3 | 4) || ![q, k.value, v, y].into_iter().all(is_of_rank) {
         return None;
     }
 

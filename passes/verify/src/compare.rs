@@ -291,7 +291,10 @@ fn trained((graph, constants): (&Graph, &HashMap<ValueId, Known>)) -> BTreeMap<S
             _ => None,
         };
         match (&node.op, condition) {
-            (Op::Param(param), _) if param.kind == ParamKind::Trainable => {
+            // Nothing depends on a parameter without elements.
+            (Op::Param(param), _)
+                if param.kind == ParamKind::Trainable && param.ty.shape.numel() > 0 =>
+            {
                 found.insert(param.name.clone(), node.origin.clone());
             }
             (Op::Unary(UnaryFn::Detach), _) => {}

@@ -17,7 +17,8 @@ impl Importer<'_> {
         }
         let buffers = listed(self.source, "BUFFER");
         let statistics = buffers.values().filter(|target| target.ends_with("running_mean")).count();
-        let norms = self.nodes.iter().filter(|(_, n)| n.op_type == "BatchNormalization").count();
+        // Also those whose results nothing reads.
+        let norms = self.source.node.iter().filter(|n| n.op_type == "BatchNormalization").count();
         let stored: HashSet<&str> =
             self.source.initializer.iter().map(|t| t.name.as_str()).collect();
         let is_exporters = |name: &String| stored.contains(name.as_str()) && !is_from_module(name);

@@ -73,6 +73,12 @@ fn of_values(t: &mut Terms, dtype: DType, sizes: &[usize], values: Vec<f64>) -> 
     if dtype.is_float() {
         return without_padding(t, dtype, sizes, &axes, values);
     }
+    // Of truth values and their negation one is a leaf.
+    if dtype == DType::Bool && values[0] != 0.0 {
+        let negated = values.iter().map(|x| 1.0 - x).collect();
+        let negated = leaf(t, dtype, &sizes, negated, &axes);
+        return t.not(negated);
+    }
     leaf(t, dtype, &sizes, values, &axes)
 }
 
@@ -105,12 +111,10 @@ fn without_padding(
     t.product(&factors)
 }
 
-/// A constant that is −∞ in places and differs else: what it is in others where it is not excluded, as of a mask that was added to it.
+/// A constant that is −∞ in places: a choice of −∞ and what it is in others, as of a mask that was added to it.
 fn mask(t: &mut Terms, dtype: DType, sizes: &[usize], values: &[f64]) -> Option<TermId> {
     let is_kept = |x: &f64| *x != f64::NEG_INFINITY;
-    let mut kept = values.iter().filter(|x| is_kept(x));
-    let first = kept.next()?;
-    if values.iter().all(is_kept) || kept.all(|x| x == first) {
+    if values.iter().all(is_kept) || !values.iter().any(is_kept) {
         return None;
     }
     let truths = values.iter().map(|x| f64::from(is_kept(x))).collect();
