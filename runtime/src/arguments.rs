@@ -106,8 +106,7 @@ pub struct Arguments {
 fn setting(text: &str) -> Result<(String, f64), String> {
     let (key, value) = text.split_once('=').ok_or("write for example --set optimizer.lr=3e-4")?;
     // Whether the key accepts the value is checked against the plan.
-    let value = value.parse().map_err(|_| format!("`{value}` is not a number"))?;
-    Ok((key.into(), value))
+    Ok((key.into(), value.parse().unwrap_or(f64::NAN)))
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {

@@ -2,7 +2,9 @@
 
 use crate::RunError;
 use crate::checkpoint::Checkpoint;
+use frit_ir::Op;
 use frit_ir::nearest::alike;
+use frit_ir::ops::ScheduleKind;
 use frit_ir::plan::Plan;
 
 /// What a hyper-parameter must be, in words, and whether a value is that: as in the configuration, but that any is known here by its name.
@@ -58,15 +60,25 @@ pub(crate) fn check(plan: &Plan, hyper: &[(String, f64)]) -> Result<(), RunError
             return Err(RunError::HyperValue { name: name.clone(), value: *value, expected });
         }
     }
+    Ok(())
+}
+
+/// Checks that a schedule which ends does so after its warmup, in the hyper-parameters that are in effect.
+///
+/// # Errors
+/// If it does not.
+pub(crate) fn check_schedule(plan: &Plan, effective: &[(String, f64)]) -> Result<(), RunError> {
+    let ends = plan.kernels.iter().flat_map(|kernel| kernel.body.nodes()).any(|(_, n)| {
+        matches!(&n.op, Op::LearningRate(op) if matches!(op.kind, ScheduleKind::Linear | ScheduleKind::Cosine))
+    });
     let of = |name: &str| {
-        let given = hyper.iter().rev().find(|(given, _)| given == name).map(|(_, value)| *value);
+        let given =
+            effective.iter().rev().find(|(given, _)| given == name).map(|(_, value)| *value);
         given.or_else(|| plan.hyper.iter().find(|h| h.name == name).map(|h| h.value))
     };
-    let (total, warmup) = ("schedule.total_steps", "schedule.warmup_steps");
-    match (of(total), of(warmup)) {
-        (Some(steps), Some(first))
-            if steps <= first && hyper.iter().any(|(name, _)| name == total || name == warmup) =>
-        {
+    let total = "schedule.total_steps";
+    match (of(total), of("schedule.warmup_steps")) {
+        (Some(steps), Some(warmup)) if ends && steps <= warmup => {
             let expected = "above `schedule.warmup_steps`";
             Err(RunError::HyperValue { name: total.into(), value: steps, expected })
         }

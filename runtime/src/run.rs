@@ -225,9 +225,11 @@ pub(crate) fn train<'a>(
     let validated = validated.flatten();
     let of_validation = validated.as_ref().and_then(|examples| examples.0.ignored_labels());
     notes.extend(of_validation.map(|note| format!("validation: {note}")));
+    let hyper = hyper::effective(&dir.plan, &options.hyper, resumed.as_ref());
+    hyper::check_schedule(&dir.plan, &hyper)?;
     let training = Training {
         replaced: replaced.tensors,
-        hyper: hyper::effective(&dir.plan, &options.hyper, resumed.as_ref()),
+        hyper,
         steps,
         start: resumed.as_ref().map_or(0, |c| c.index.step),
         notes,

@@ -550,7 +550,7 @@ fn plans_that_are_not_certified_are_refused_with_a_code() {
     let configuration = dir.join(layout::SOURCE).join(layout::CONFIGURATION);
     std::fs::write(configuration, &plan.config).expect("written");
     let refused = frit(&thorough).unwrap_err();
-    for part in ["not certified: nothing is known of update", "clip_grad_norm"] {
+    for part in ["not certified: not shown of update", "clip_grad_norm"] {
         assert!(refused.contains(part), "E119 says `{part}`: {refused}");
     }
 }

@@ -102,7 +102,9 @@ impl Loss {
         let dims = ty.shape.dims();
         let like_output = |input: &TensorType| dims.len() > 1 && input.shape == ty.shape;
         let is_input = inputs(graph).iter().any(|(_, input)| like_output(input));
-        if is_input || dims.len() < 2 || dims.last() == Some(&1) {
+        // Images have their classes on the second axis, sequences on the last.
+        let axis = if dims.len() > 3 { 1 } else { dims.len().saturating_sub(1) };
+        if is_input || dims.len() < 2 || dims[axis] == 1 {
             let reason = match is_input {
                 true => format!("`{name}` has the shape of an input"),
                 false => format!("`{name}` has one number per example"),
@@ -110,8 +112,6 @@ impl Loss {
             let labels = Some((*ty).clone());
             return Loss { labels, ..Loss::without_labels("mse", output, reason) };
         }
-        // Images have their classes on the second axis, sequences on the last.
-        let axis = if dims.len() > 3 { 1 } else { dims.len() - 1 };
         let mut shape = dims.to_vec();
         let classes = shape.remove(axis);
         let labels = Some(TensorType::new(DType::I64, shape));

@@ -148,7 +148,7 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
 #pragma unroll
             for (int j = 0; j < TILE / 8; j++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) kept_p[i][j][e] = p[i][j][e] > 0 ? p[i][j][e] * factor : 0;
+                for (int e = 0; e < 4; e++) kept_p[i][j][e] = p[i][j][e] < 0 ? 0 : p[i][j][e] * factor;
         accumulate<ROWS, TILE / 8, E>(dv_sum, kept_p, dy_tile);
 #elif WANT_V
         accumulate<ROWS, TILE / 8, E>(dv_sum, p, dy_tile);

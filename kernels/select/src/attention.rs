@@ -431,6 +431,7 @@ impl<'a> Setting<'a> {
             let masked = self.mask.is_some();
             let most = match largest {
                 ..=64 if !masked => 64,
+                65..=128 if self.dropout.is_some() => 16,
                 ..=128 => 32,
                 _ if masked => 16,
                 _ => 32,

@@ -1,7 +1,7 @@
 //! Removes dropout: every use of a random mask is replaced by its mean.
 //!
 //! `select(mask, x / keep, 0)` is `x`; `select(mask, a, b)` is `keep · a + (1 − keep) · b`; a mask cast to
-//! a number is `keep`; a choice of integers, as of labels that are dropped, is the likelier one; attention keeps all weights. Source: Srivastava et al. 2014, §4.
+//! a number is `keep`; attention keeps all weights. Source: Srivastava et al. 2014, §4.
 
 use super::INFO;
 use crate::pass::{PassContext, bug};
@@ -22,7 +22,7 @@ pub(super) fn remove(graph: &mut Graph, context: &mut PassContext) -> Result<(),
         let keep = mask.keep;
         let value = graph.node(id).outputs[0];
         context.remark(&graph.node(id).origin, "dropout is off");
-        for &user in &users[value.0 as usize] {
+        for (user, value) in readers(graph, &users, value) {
             if let Some(undropped) = undropped(graph, user, value)? {
                 map.extend(graph.node(user).outputs.clone().into_iter().zip(undropped));
                 continue;
@@ -40,6 +40,20 @@ pub(super) fn remove(graph: &mut Graph, context: &mut PassContext) -> Result<(),
     }
     graph.substitute(&map);
     Ok(())
+}
+
+/// The nodes that read a mask, in the shape that it has or is given, and what they read.
+fn readers(graph: &Graph, users: &[Vec<NodeId>], mask: ValueId) -> Vec<(NodeId, ValueId)> {
+    let (mut masks, mut found) = (vec![mask], vec![]);
+    while let Some(mask) = masks.pop() {
+        for &user in &users[mask.0 as usize] {
+            match graph.node(user).op {
+                Op::Reshape(_) => masks.push(graph.node(user).outputs[0]),
+                _ => found.push((user, mask)),
+            }
+        }
+    }
+    found
 }
 
 /// The results of the node `user`, if it is an attention that drops weights by this mask, without dropout.
@@ -84,14 +98,6 @@ fn mean(graph: &mut Graph, user: NodeId, mask: ValueId, keep: f64) -> Result<Val
             }
             add(graph, Op::Expand(Expand { shape: ty.shape }), &[mean], &origin)
         }
-        Op::Select if node.inputs[0] == mask => {
-            let ty = graph.ty(node.outputs[0]).clone();
-            let likelier = node.inputs[if keep >= 0.5 { 1 } else { 2 }];
-            if *graph.ty(likelier) == ty {
-                return Ok(likelier);
-            }
-            add(graph, Op::Expand(Expand { shape: ty.shape }), &[likelier], &origin)
-        }
         Op::Cast(cast) if cast.to.is_float() => {
             let ty = TensorType::new(cast.to, graph.ty(node.outputs[0]).shape.clone());
             filled(graph, ty, keep, &origin)
@@ -101,7 +107,10 @@ fn mean(graph: &mut Graph, user: NodeId, mask: ValueId, keep: f64) -> Result<Val
             format!("dropout cannot be turned off: its mask is read by `{}`", op.name()),
         )
         .at(&node.origin)
-        .help("use the mask in a `select`, or cast to a float")),
+        .help(
+            "use the mask in a `select` of floats, in attention, or cast to a float: of labels that are dropped, look up both and \
+             choose between the embeddings; or set the probability to 0",
+        )),
     }
 }
 
@@ -183,7 +192,8 @@ mod tests {
     fn attention_keeps_all_weights() {
         let text = r#"graph @g world=1 {
  %s: i64[5] = state {init = 0.0, name = "rng", ty = {"dtype": "i64", "shape": [5]}}
- %m: bool[1, 1, 2, 2] = random_mask %s {id = 0, keep = 0.5, shape = [1,1,2,2]}
+ %r: bool[1, 2, 2] = random_mask %s {id = 0, keep = 0.5, shape = [1,2,2]}
+ %m: bool[1, 1, 2, 2] = reshape %r {shape = [1,1,2,2]}
  %x: f32[1, 1, 2, 3] = input {name = "x", ty = {"dtype": "f32", "shape": [1,1,2,3]}}
  %y: f32[1, 1, 2, 3], %l: f32[1, 1, 2] = attention %x, %x, %x, %m {keep = 0.5, scale = 1.0}
  return %y as "y"
@@ -195,30 +205,6 @@ mod tests {
         graph.remove_dead();
         let nodes: Vec<_> = graph.nodes().map(|(_, n)| (n.op.name(), n.inputs.len())).collect();
         assert_eq!(nodes, [("input", 0), ("attention", 3)], "{graph}");
-    }
-
-    #[test]
-    fn integers_are_the_likelier_ones() {
-        for (keep, likelier) in [(0.1, "x"), (0.9, "y")] {
-            let text = format!(
-                r#"graph @g world=1 {{
- %s: i64[5] = state {{init = 0.0, name = "rng", ty = {{"dtype": "i64", "shape": [5]}}}}
- %m: bool[2] = random_mask %s {{id = 0, keep = {keep}, shape = [2]}}
- %x: i32[2] = input {{name = "x", ty = {{"dtype": "i32", "shape": [2]}}}}
- %y: i32[] = input {{name = "y", ty = {{"dtype": "i32", "shape": []}}}}
- %z: i32[2] = select %m, %y, %x
- return %z as "z"
-}}"#
-            );
-            let mut graph = text::parse(&text).expect("parses");
-            remove(&mut graph, &mut PassContext::default()).expect("evaluates");
-            graph.sort().expect("no cycle");
-            graph.remove_dead();
-            let Op::Input(input) = &graph.nodes().next().expect("a node").1.op else {
-                panic!("{graph}")
-            };
-            assert_eq!(input.name, likelier);
-        }
     }
 
     #[test]

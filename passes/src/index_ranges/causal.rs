@@ -269,7 +269,11 @@ impl Step<'_> {
         let has_mask = op.masks(&self.operands)[0].is_some();
         let mask = has_mask.then(|| self.shape(3).rank() - 1);
         let apart = (0..3).all(|i| has_places(i, PLACES));
-        if !apart || mask.is_some_and(|axis| !has_places(3, axis)) {
+        // What is kept has the axes of scores.
+        let kept = op.keep.map(|_| self.operands.len() - 1);
+        let joined = mask.is_some_and(|axis| !has_places(3, axis))
+            || kept.is_some_and(|kept| !has_places(kept, PLACES + 1));
+        if !apart || joined {
             return None;
         }
         let by_sight = match (op.causal, op.window) {

@@ -44,7 +44,11 @@ impl Encoder<'_> {
             Op::Softmax(_) | Op::LogSoftmax(_) | Op::CrossEntropy(_) | Op::LayerNorm(_) => {
                 inside + 2
             }
-            Op::Attention(_) => ((of(0).max(of(1)) + 1).max(of(3)) + 2).max(of(2)) + 1,
+            Op::Attention(ref op) => {
+                let [mask, kept] = op.masks(&node.inputs);
+                let [mask, kept] = [mask, kept].map(|v| v.map_or(0, |v| self.height(*v)));
+                ((of(0).max(of(1)) + 1).max(mask) + 2).max(of(2)).max(kept) + 1
+            }
             _ => inside,
         }
     }

@@ -408,7 +408,8 @@ impl Terms {
         if constant <= EXCLUDED && (parts.is_empty() || constant == f64::NEG_INFINITY) {
             return self.constant(0.0);
         }
-        if !constant.is_finite() {
+        // A factor that is no number in f64: nothing is taken out.
+        if !constant.exp().is_normal() {
             return self.apply("exp", &[a]);
         }
         let mut written: Vec<(TermId, f64)> = vec![];
@@ -434,13 +435,7 @@ impl Terms {
             };
             factors.push((power, factor));
         }
-        if constant.exp().is_normal() {
-            factors.push((self.constant(constant.exp()), 1.0));
-        } else {
-            // A power that is no number in f64, as of a mask that adds −10,000 where its operand is 0.
-            let one = self.constant(1.0);
-            factors.push((self.apply("exp", &[one]), constant));
-        }
+        factors.push((self.constant(constant.exp()), 1.0));
         self.product(&factors)
     }
 

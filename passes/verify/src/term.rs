@@ -8,6 +8,7 @@
 use crate::choice::Truths;
 use crate::index::{Affine, Atom, Ix, Var};
 use crate::integer::Kind;
+use crate::integer::WHOLE as INTEGERS;
 use crate::lemmas::Results;
 use frit_ir::{DType, Op, Tensor};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -173,7 +174,10 @@ pub(crate) struct Terms {
 pub(crate) const SAME_NUMBER: f64 = 2.5e-7;
 
 /// Numbers below this that are almost whole are.
-const WHOLE: f64 = 1e5;
+const SNAPPED: f64 = 1e5;
+
+/// Floats from 2⁵³ on, which have no fraction, are the same if they differ by a few rounding errors of f64.
+const SAME_LARGE: f64 = 1.0 / (1_u64 << 46) as f64;
 
 /// No float is rounded to a narrow dtype by more, relatively.
 const ROUNDED: f64 = 1.0 / 8.0;
@@ -213,7 +217,7 @@ impl Terms {
         self.exhausted
     }
 
-    /// The number, or one that differs by less than rounding and was seen before. Whole numbers are exact.
+    /// The number, or one that differs by less than rounding and was seen before. Whole numbers below 2⁵³ are exact.
     pub(crate) fn number(&mut self, x: f64) -> Number {
         if x == 0.0 {
             return Number::ZERO;
@@ -223,12 +227,13 @@ impl Terms {
         }
         let whole = x.round();
         let is_whole = whole != 0.0 && (x - whole).abs() <= SAME_NUMBER * whole.abs();
-        let x = if is_whole && whole.abs() < WHOLE { whole } else { x };
+        let x = if is_whole && whole.abs() < SNAPPED { whole } else { x };
         let key = x.abs().to_bits();
-        let near = |k: &u64| (f64::from_bits(*k) - x.abs()).abs() <= SAME_NUMBER * x.abs();
+        let same = if x.abs() < INTEGERS { SAME_NUMBER } else { SAME_LARGE };
+        let near = |k: &u64| (f64::from_bits(*k) - x.abs()).abs() <= same * x.abs();
         let below = self.numbers.range(..=key).next_back().map(|(k, ())| *k).filter(near);
         let above = self.numbers.range(key..).next().map(|(k, ())| *k).filter(near);
-        let exact = (x.fract() == 0.0).then_some(key);
+        let exact = (x.fract() == 0.0 && x.abs() < INTEGERS).then_some(key);
         let found = exact.or(below).or(above).unwrap_or(key);
         self.numbers.insert(found, ());
         Number(f64::from_bits(found).copysign(x).to_bits())

@@ -295,12 +295,19 @@ impl<'a> Importer<'a> {
             }
         }
         let opset = self.opset;
+        let optimized = operators.keys().any(|name| name.starts_with("com.microsoft::"));
         for (code, what, found, help) in [
             (
                 Code::OperatorUnsupported,
                 "operator",
                 operators,
-                "`frit compile --list-ops` lists the supported ones",
+                match optimized {
+                    true => {
+                        "`com.microsoft` operators are usually written by onnxruntime's optimizer: take the model from before it; \
+                             `frit compile --list-ops` lists the supported operators"
+                    }
+                    false => "`frit compile --list-ops` lists the supported ones",
+                },
             ),
             (Code::AttributeUnsupported, "attribute", attributes, "export the model without them"),
         ] {
@@ -323,6 +330,12 @@ impl<'a> Importer<'a> {
     fn bind_inputs(&mut self) {
         let mut used = BTreeSet::new();
         let mut symbols: BTreeSet<String> = BTreeSet::new();
+        let named_otherwise = self.inputs.iter().any(|info| {
+            let ty = info.r#type.as_ref().and_then(|t| t.tensor_type.as_ref());
+            let mut others =
+                ty.and_then(|t| t.shape.as_ref()).into_iter().flat_map(|s| &s.dim).skip(1);
+            others.any(|dim| dim.dim_param.as_deref() == Some(UNNAMED_BATCH))
+        });
         for info in self.inputs.clone() {
             let ty = info.r#type.as_ref().and_then(|t| t.tensor_type.as_ref());
             let Some((ty, shape)) = ty.and_then(|t| Some((t, t.shape.as_ref()?))) else {
@@ -341,7 +354,7 @@ impl<'a> Importer<'a> {
                         dims::evaluate(text, &self.options.binds, &mut used)
                     }
                     // The batch, where the exporter gave it no name.
-                    _ if axis == 0 => {
+                    _ if axis == 0 && !named_otherwise && self.declared.is_none() => {
                         symbols.insert(UNNAMED_BATCH.into());
                         dims::evaluate(UNNAMED_BATCH, &self.options.binds, &mut used)
                     }

@@ -11,7 +11,7 @@ pub const SUPPORTED: RangeInclusive<i64> = 1..=27;
 /// The version of the default operator set that the model is written in.
 pub(super) fn of(model: &ModelProto) -> Result<i64, Report> {
     let default = |d: &str| d.is_empty() || d == "ai.onnx";
-    // Of several entries the last one counts, as for ONNX's checker and onnxruntime.
+    // Of several entries the last one counts, as for onnxruntime.
     let mut entries = model.opset_import.iter().rev().filter(|o| default(&o.domain));
     let version = entries.next().map(|o| o.version);
     let range = format!("opsets {} to {}", SUPPORTED.start(), SUPPORTED.end());

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// ONNX's codes of f32, f16, f64 and bf16.
 const FLOATS: [i32; 4] = [1, 10, 11, 16];
+const UNDEFINED: i32 = 0;
 
 /// Leaves out the outputs that no loss can read and that need operators that are not supported, unless there are no others.
 pub(super) fn leave_out(graph: &mut GraphProto) -> Option<Diagnostic> {
@@ -19,8 +20,10 @@ pub(super) fn leave_out(graph: &mut GraphProto) -> Option<Diagnostic> {
         .collect();
     let mut left: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for output in &graph.output {
-        let ty = output.r#type.as_ref().and_then(|ty| ty.tensor_type.as_ref());
-        if ty.is_some_and(|ty| FLOATS.contains(&ty.elem_type)) {
+        // An output without a type may be a loss; sequences and maps are types without a tensor.
+        let Some(ty) = &output.r#type else { continue };
+        let element = ty.tensor_type.as_ref().map(|ty| ty.elem_type);
+        if element.is_some_and(|code| code == UNDEFINED || FLOATS.contains(&code)) {
             continue;
         }
         let unsupported = unsupported(&made, &output.name);

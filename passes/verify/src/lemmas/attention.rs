@@ -26,15 +26,15 @@ pub(super) fn attention(
     let other = k.at(t, &[batch, group, j, d]);
     let product = t.mul(query, other);
     let score = t.sum_over(product, inner.as_slice());
-    let mut weight = {
-        let score = t.scale(score, op.scale);
-        t.exp(score)
-    };
+    let mut score = t.scale(score, op.scale);
     let [mask, kept] = op.masks(operands);
-    if let Some(mask) = mask {
-        let at = mask.broadcast(t, &[batch, head, row, j]);
-        let factor = if mask.ty.dtype == DType::Bool { at } else { t.exp(at) };
-        weight = t.mul(weight, factor);
+    let mask = mask.map(|mask| (mask.broadcast(t, &[batch, head, row, j]), mask.ty.dtype));
+    if let Some((added, _)) = mask.filter(|(_, dtype)| *dtype != DType::Bool) {
+        score = t.add(score, added);
+    }
+    let mut weight = t.exp(score);
+    if let Some((truth, _)) = mask.filter(|(_, dtype)| *dtype == DType::Bool) {
+        weight = t.mul(weight, truth);
     }
     // How far the key is behind the query.
     let minus = t.times(j, -1);
@@ -66,4 +66,79 @@ pub(super) fn attention(
 fn dims(x: &Operand) -> [usize; 4] {
     let s = x.sizes();
     [s[0], s[1], s[2], s[3]]
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Comparer, Ranks};
+    use frit_ir::text;
+
+    /// Whether a softmax of scores, changed by these nodes from `%s` to `%t`, with its weights changed from `%p` to `%w`, is an attention
+    /// with this operand and these attributes.
+    fn is_attention([scores, weights]: [&str; 2], mask: &str, attributes: &str) -> bool {
+        let leaves = r#"
+ %q: f32[1, 1, 3, 2] = input {name = "q", ty = {"dtype": "f32", "shape": [1,1,3,2]}}
+ %k: f32[1, 1, 3, 2] = input {name = "k", ty = {"dtype": "f32", "shape": [1,1,3,2]}}
+ %v: f32[1, 1, 3, 2] = input {name = "v", ty = {"dtype": "f32", "shape": [1,1,3,2]}}
+ %m: f32[3] = input {name = "m", ty = {"dtype": "f32", "shape": [3]}}
+ %kept: bool[1, 1, 3, 3] = input {name = "kept", ty = {"dtype": "bool", "shape": [1,1,3,3]}}
+ %first: bool[3] = constant {ty = {"dtype": "bool", "shape": [3]}, values = [1, 0, 0]}
+ %lowest: f32[] = constant {splat = -3.4028234663852886e38, ty = {"dtype": "f32", "shape": []}}
+ %low: f32[] = constant {splat = -10000.0, ty = {"dtype": "f32", "shape": []}}
+ %one: f32[] = constant {splat = 1.0, ty = {"dtype": "f32", "shape": []}}
+ %zero: f32[] = constant {splat = 0.0, ty = {"dtype": "f32", "shape": []}}
+ %none: f32[3] = sub %one, %m
+ %added: f32[3] = mul %none, %low
+ %key: f32[3] = constant {ty = {"dtype": "f32", "shape": [3]}, values = [-1.2676506002282294e30, 0, 0]}
+ %other: f32[3] = constant {ty = {"dtype": "f32", "shape": [3]}, values = [0, -1.2676506002282294e30, 0]}
+ %half: f32[] = constant {splat = 0.5, ty = {"dtype": "f32", "shape": []}}
+ %more: f32[] = constant {splat = 1.25, ty = {"dtype": "f32", "shape": []}}"#;
+        let parts = format!(
+            "graph @g world=1 {{{leaves}
+ %dot: f32[1, 1, 3, 3] = matmul %q, %k {{trans_a = false, trans_b = true}}
+ %s: f32[1, 1, 3, 3] = mul %dot, %half
+ {scores}
+ %p: f32[1, 1, 3, 3] = softmax %t {{axis = 3}}
+ {weights}
+ %y: f32[1, 1, 3, 2] = matmul %w, %v {{trans_a = false, trans_b = false}}
+ return %y as \"y\"
+}}"
+        );
+        let whole = format!(
+            "graph @g world=1 {{{leaves}
+ %y: f32[1, 1, 3, 2], %l: f32[1, 1, 3] = attention %q, %k, %v{mask} {{{attributes}scale = 0.5}}
+ return %y as \"y\"
+}}"
+        );
+        let parsed = |text: &str| text::parse(text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        let (parts, whole) = (parsed(&parts), parsed(&whole));
+        let ranks = Ranks { shards: 1, replicas: 1 };
+        Comparer::of_real_numbers().compare(&parts, &whole, ranks).is_empty()
+    }
+
+    const ALL: &str = "%w: f32[1, 1, 3, 3] = mul %p, %one";
+
+    #[test]
+    fn masks_may_be_chosen_or_added() {
+        let filled = "%t: f32[1, 1, 3, 3] = select %first, %lowest, %s";
+        assert!(is_attention([filled, ALL], ", %key", ""));
+        assert!(!is_attention([filled, ALL], ", %other", ""));
+        let added = "%t: f32[1, 1, 3, 3] = add %s, %added";
+        assert!(is_attention([added, ALL], ", %added", ""));
+        assert!(!is_attention([added, ALL], ", %none", ""));
+        // A shift of all scores is absorbed by no more than they are.
+        let moved = "%a: f32[3] = mul %m, %low\n %n: f32[3] = neg %a\n %t: f32[1, 1, 3, 3] = add %s, %n";
+        assert!(!is_attention([moved, ALL], ", %added", ""));
+    }
+
+    #[test]
+    fn dropout_chooses_among_the_weights() {
+        let scores = "%t: f32[1, 1, 3, 3] = mul %s, %one";
+        let dropped =
+            "%x: f32[1, 1, 3, 3] = mul %p, %more\n %w: f32[1, 1, 3, 3] = select %kept, %x, %zero";
+        assert!(is_attention([scores, dropped], ", %kept", "keep = 0.8, "));
+        assert!(!is_attention([scores, dropped], ", %kept", "keep = 0.75, "));
+        assert!(!is_attention([scores, dropped], ", %kept", ""));
+        assert!(!is_attention([scores, ALL], ", %kept", "keep = 0.8, "));
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::{Operand, constant, linear_in, without_dtypes};
 use crate::index::{Atom, Ix};
+use crate::integer::WHOLE;
 use crate::term::{Term, TermId, Terms};
 use frit_ir::ops::{Pad, Slice, Split};
 use frit_ir::{DType, Op, Tensor, TensorType};
@@ -81,7 +82,15 @@ pub(super) fn pad(t: &mut Terms, x: &Operand, op: &Pad, axes: &[Ix]) -> TermId {
     let element = x.at(t, &at);
     let border = match x.ty.dtype {
         dtype if dtype.is_float() => t.literal(op.value),
-        dtype => t.constant(dtype.round(op.value).trunc()),
+        dtype => {
+            let value = dtype.round(op.value).trunc();
+            if value.abs() < WHOLE {
+                t.constant(value)
+            } else {
+                let leaf = t.typed_leaf(&format!("border {value:e}"), dtype);
+                t.term(Term::Leaf(leaf, [].into()))
+            }
+        }
     };
     t.select(inside, element, border)
 }

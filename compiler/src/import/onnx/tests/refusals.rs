@@ -50,6 +50,9 @@ fn the_first_axis_is_the_batch_if_it_has_no_name() {
         assert_eq!(graph.ty(graph.outputs[0].value).to_string(), "f32[2, 4]");
         says(&refused(&relu, &free()), &["E020", "`batch`", "--bind batch=N"]);
     }
+    let time_first = vec![input("x", 1, &[Dim::S(""), Dim::S("batch")])];
+    let other = model(time_first, vec![], vec![node("Relu", &["x"], &["y"])], &["y"]);
+    says(&refused(&other, &batch()), &["E020", "axis 0 of input \"x\" has neither"]);
     let second = vec![input("x", 1, &[Dim::N(4), Dim::S("")])];
     let relu = model(second, vec![], vec![node("Relu", &["x"], &["y"])], &["y"]);
     says(
@@ -112,7 +115,8 @@ fn outputs_that_no_loss_can_read_need_no_operators() {
             },
         ]
     };
-    let mut classifier = model(x(), vec![], nodes(), &["label", "scores"]);
+    let stored = vec![ints("k", &[1, 2, 3, 4])];
+    let mut classifier = model(x(), stored, nodes(), &["label", "scores"]);
     let outputs = &mut classifier.graph.as_mut().unwrap().output;
     outputs[0] = input("label", 7, &[Dim::S("batch")]);
     outputs[1] = input("scores", 1, &[Dim::S("batch"), Dim::N(4)]);
@@ -148,6 +152,7 @@ fn everything_unsupported_is_reported_at_once() {
             "NonMaxSuppression  1   first: node #0 \"n_a\"",
             "Unique  2   first: node #1",
             "com.microsoft::Gelu",
+            "onnxruntime's optimizer wrote it",
         ],
     );
     says(&text, &["E032", "Relu.consumed_inputs  1", "node #3 \"n_f\""]);
