@@ -43,6 +43,8 @@ class Exported:
         self.options = {}
         #: The names of the outputs, if they have names.
         self.outputs = []
+        #: The names of its inputs in the order in which `forward` takes them, also of those that it does not read.
+        self.inputs = []
         #: Why there is no ONNX file, or why it was refused.
         self.refused = None
         self._folder, self._module, self._program = folder, module, None
@@ -77,6 +79,7 @@ class Exported:
                     raise functions.refused or error from error.__cause__
                 message = f"torch cannot export the module: {_reason(torch, error)}"
                 raise refuse("E010", message, _remedy(message)) from error
+            self.inputs = _inputs(torch, self._program)
             try:
                 if len(batch_norms) > 1:
                     message = "some batch normalizations of the module train and others do not"
@@ -465,6 +468,12 @@ def _reached(node):
                 reached.add(user.name)
                 open_.append(user)
     return reached
+
+
+def _inputs(torch, program):
+    """Names of the tensors that a program is given, in order."""
+    specs = [s for s in program.graph_signature.input_specs if s.kind is torch.export.graph_signature.InputKind.USER_INPUT]
+    return [s.arg.name for s in specs if isinstance(s.arg, torch.export.graph_signature.TensorArgument)]
 
 
 def _frozen(module, initializers):
