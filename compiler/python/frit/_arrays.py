@@ -13,14 +13,15 @@ NAMES = {
 }  # fmt: skip
 
 
-def arrays(batch, inputs):
+def arrays(batch, inputs, given=()):
     """A batch as the extension module takes it: by name, an array with its type, or words on what is not read.
 
-    ``inputs`` are the inputs of the plan, which a sequence gives in their order.
+    ``inputs`` are the inputs of the plan, which a sequence gives in their order; or it gives all that the module was
+    ``given``, also what it does not use, and then the labels.
     """
     names = [i["name"] for i in inputs]
     if not isinstance(batch, Mapping):
-        batch = _named(batch, names)
+        batch = _named(batch, names, given)
     dtypes = {i["name"]: i["dtype"] for i in inputs}
     # A name that is no input is not converted: it may be anything.
     return {
@@ -29,12 +30,17 @@ def arrays(batch, inputs):
     }
 
 
-def _named(batch, names):
+def _named(batch, names, given):
     is_sequence = isinstance(batch, Sequence) and not isinstance(batch, (str, bytes))
-    if is_sequence and len(batch) == len(names):
-        return dict(zip(names, batch))
+    unused = [name for name in given if name not in names]
+    every = [*given, *(name for name in names if name not in given)]
+    for own in (names, every):
+        if is_sequence and len(batch) == len(own):
+            return dict(zip(own, batch))
     what = f"{len(batch)} values" if is_sequence else f"a {type(batch).__name__}"
     message = f"the batch is {what}, and the plan reads {', '.join(names)}"
+    if unused:
+        message += f"; the module does not use {', '.join(unused)}"
     raise refuse("E100", message, "give a dict with these names, or one value for each in this order")
 
 

@@ -8,10 +8,11 @@ import logging
 import os
 import re
 import sys
-import traceback
 import warnings
 from collections.abc import Mapping
+from unittest.mock import patch
 
+from frit import _conditions
 from frit._autograd import Functions
 from frit._errors import FritError, refuse, warn
 from frit._program import traced
@@ -42,6 +43,8 @@ class Exported:
         self.options = {}
         #: The names of the outputs, if they have names.
         self.outputs = []
+        #: The names of its inputs in the order in which `forward` takes them, also of those that it does not read.
+        self.inputs = []
         #: Why there is no ONNX file, or why it was refused.
         self.refused = None
         self._folder, self._module, self._program = folder, module, None
@@ -73,9 +76,10 @@ class Exported:
                     self._program = traced(torch, module, args, kwargs)
             except Exception as error:
                 if functions.refused or isinstance(error, FritError):
-                    raise functions.refused or error from None
+                    raise functions.refused or error from error.__cause__
                 message = f"torch cannot export the module: {_reason(torch, error)}"
                 raise refuse("E010", message, _remedy(message)) from error
+            self.inputs = _inputs(torch, self._program)
             try:
                 if len(batch_norms) > 1:
                     message = "some batch normalizations of the module train and others do not"
@@ -218,21 +222,20 @@ def _reason(torch, error):
         return "there is no ONNX form of {}.{}".format(*missing.groups())
     text = text.partition("## Exception summary")[2].strip() or text or type(error).__name__
     text = re.sub(r"^<class '[^']*'>: ", "", text.splitlines()[0])
-    if type(error).__name__ == "GuardOnDataDependentSymNode":
-        text = "a condition or a size in Python depends on data"
+    if isinstance(error, TypeError) and _conditions.SIZES.search(text):
+        text = "a size depends on data"
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
-    ours = tuple(os.path.dirname(m.__file__) + os.sep for m in (torch, sys.modules["frit"]))
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
-    frames = [f for f in frames if os.path.isfile(f.filename)]
-    return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
+    return text + _conditions.place_of(torch, error)
 
 
 def _remedy(text):
     """What to do about an export that failed."""
     if "grouped_mm" in text:
         return 'call model.set_experts_implementation("batched_mm") of transformers first'
+    if "a size depends on data" in text:
+        return "give the size as a number, the largest one, and choose what counts by a mask"
     if "depends on data" in text:
-        return "choose by torch.where; or leave the condition out, such as `if mask.any()`: where a mask selects nothing, nothing is written"
+        return _conditions.CHOOSE
     return "docs/exporting.md says what an export can carry"
 
 
@@ -308,16 +311,42 @@ def _plain_attention():
 
 @contextlib.contextmanager
 def _quiet():
-    """Without what torch says of every export: training mode is what is meant, and torchvision may be missing."""
-    registry = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = registry.level
-    registry.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Exporting a model while it is in training mode")
-            yield
-    finally:
-        registry.setLevel(level)
+    """Without what torch says of every export, such as that training mode is meant, and of one that fails: graphs of many lines before
+    the one error. What the caller asked for by TORCH_LOGS is below warnings, and is kept."""
+    import torch
+
+    own = logging.Logger.handle
+
+    def handle(logger, record):
+        if record.levelno < logging.WARNING or not f"{logger.name}.".startswith("torch."):
+            own(logger, record)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch.object(logging.Logger, "handle", handle))
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is not None:
+                stack.enter_context(patch.object(sys, name, _WithoutTorch(stream, torch)))
+        stack.enter_context(warnings.catch_warnings())
+        for message in ("Exporting a model while it is in training mode", "While compiling, we found certain side effects"):
+            warnings.filterwarnings("ignore", message=message)
+        yield
+
+
+class _WithoutTorch:
+    """A stream without what files of torch print. Its logging prints what the caller asked for."""
+
+    def __init__(self, stream, torch):
+        self._stream, self._folder = stream, os.path.dirname(torch.__file__) + os.sep
+
+    def write(self, text):
+        place = sys._getframe(1).f_code.co_filename
+        if place.startswith(self._folder) and not place.startswith(os.path.join(self._folder, "_logging")):
+            return len(text)
+        return self._stream.write(text)
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
 
 
 def _separate_names(graph):
@@ -439,6 +468,12 @@ def _reached(node):
                 reached.add(user.name)
                 open_.append(user)
     return reached
+
+
+def _inputs(torch, program):
+    """Names of the tensors that a program is given, in order."""
+    specs = [s for s in program.graph_signature.input_specs if s.kind is torch.export.graph_signature.InputKind.USER_INPUT]
+    return [s.arg.name for s in specs if isinstance(s.arg, torch.export.graph_signature.TensorArgument)]
 
 
 def _frozen(module, initializers):

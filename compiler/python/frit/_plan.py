@@ -58,9 +58,11 @@ def compile(
         sets, tables = _config.settings({**given, **_merged(given, asked)})
         return _frit.compile(path, directory, file, tables, sets, dict(bind or {}))
 
+    given = ()
     if module is not None:
         exported = _export.Exported(module, example_inputs, holder.path)
         findings = exported.compiled(lambda file: compiled(file.path, file.options, file.outputs))
+        given = exported.inputs
     elif example_inputs is not None:
         raise refuse("E097", "example_inputs are for torch modules", "leave them out for a model in a file")
     elif not isinstance(model, (str, os.PathLike)):
@@ -70,7 +72,7 @@ def compile(
     for found in findings:
         where = f" (at {found['scope'] or found['node']})" if found["scope"] or found["node"] else ""
         warn(f"[{found['code']}] {found['message']}{where}; {found['remedy']}", stacklevel=2)
-    return Plan(directory, holder if output is None or module is not None else None, module)
+    return Plan(directory, holder if output is None or module is not None else None, module, given)
 
 
 def _merged(given, asked):
@@ -122,13 +124,15 @@ class Rows(list):
 class Plan:
     """One training step of one rank, as compiled: what is computed, exchanged and stored, and when."""
 
-    def __init__(self, directory, holder=None, module=None):
+    def __init__(self, directory, holder=None, module=None, given=()):
         self._plan = _frit.Plan(directory)
         self._facts = json.loads(self._plan.facts())
         # The temporary directory lives as long as the plan.
         self._holder = holder
         #: The torch module that was compiled, or None.
         self.module = module
+        # The names of what the module was given, in order.
+        self._given = given
 
     def __repr__(self):
         return f"<frit.Plan {self.name!r} of {self.ranks} ranks at {self.path}>"

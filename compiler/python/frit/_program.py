@@ -2,27 +2,40 @@
 
 import contextlib
 import operator
-import os
-import sys
+from collections import OrderedDict, defaultdict, deque
 from unittest.mock import patch
 
 from frit import _functions, _linalg, _losses
 from frit._complex import as_pairs
+from frit._conditions import Origins
 from frit._errors import FritError, refuse
+
+
+#: Calls that are their operand where they change neither its type nor its layout, and calls that share its memory.
+SAME, SHARED = {"to", "contiguous"}, {"detach", "alias"}
 
 
 def traced(torch, module, args, kwargs):
     """The program of a module, in which gradients stop where they stop in the module."""
+    origins = Origins(torch, module)
     with torch.enable_grad():
         try:
             with contextlib.ExitStack() as stack:
+                stack.enter_context(_unchanged(torch, module))
                 for context in _CONTEXTS:
                     stack.enter_context(context(torch))
+                stack.enter_context(_idle_conversions(torch, module))
+                stack.enter_context(origins.no_conditions_on_sizes())
+                stack.enter_context(_stand_ins(torch, origins))
                 program = torch.export.export(module, args, kwargs, strict=False)
         except Exception as error:
             program = None if isinstance(error, FritError) else _strict(torch, module, args, kwargs)
             if program is None:
+                explained = origins.explained(error)
+                if explained is not None:
+                    raise explained from error
                 raise
+    _leave_out_own_writes(torch, program)
     _refuse_lost_writes(torch, module, program)
     _detach_regions(torch, program)
     for graph in _graphs(torch, program):
@@ -44,6 +57,7 @@ def _strict(torch, module, args, kwargs):
         return method
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_unchanged(torch, module))
         try:
             from torch._dynamo.variables import ctx_manager, misc, tensor
 
@@ -98,24 +112,106 @@ def _plain_choices(torch):
         yield
 
 
-def _stand_ins(torch):
-    """What is called in place of what torch cannot trace: functions by their definitions, and `x.detach()` for `x.data`, which it equals
-    where nothing writes it."""
+@contextlib.contextmanager
+def _unchanged(torch, module):
+    """A module that is afterwards what it was. What `forward` keeps, such as a table, would be a tensor of the trace, without values."""
+    kept, open_, seen = [], [module], set()
+    while open_:
+        value = open_.pop()
+        if isinstance(value, torch.nn.Module):
+            value = vars(value)
+        is_list = type(value) in (list, deque)
+        if id(value) in seen or not (is_list or type(value) in (dict, OrderedDict, defaultdict, tuple, set)):
+            continue
+        seen.add(id(value))
+        copied = value.copy() if type(value) is not tuple else value
+        kept.append((value, copied))
+        open_ += copied.values() if isinstance(copied, dict) else copied
+    try:
+        yield
+    finally:
+        for value, copied in kept:
+            if type(value) is tuple or _is_same(value, copied):
+                continue
+            value.clear()
+            value.extend(copied) if type(value) in (list, deque) else value.update(copied)
+
+
+def _is_same(value, copied):
+    """Whether a container holds the objects of its copy in their order, by identity: tensors have no equality that is a bool."""
+    own, other = (c.items() if isinstance(c, dict) else ((None, x) for x in c) for c in (value, copied))
+    return len(value) == len(copied) and all(a is b and x is y for (a, x), (b, y) in zip(own, other))
+
+
+@contextlib.contextmanager
+def _idle_conversions(torch, traced_module):
+    """Conversions in `forward`, such as `self.layer.to(x.device)`, write parameters. What changes nothing is left out, the rest refused."""
+    from torch._subclasses import FakeTensorMode
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    own = torch.nn.Module._apply
+
+    def is_idle(module, convert):
+        tensors = [t for group in (module._parameters, module._buffers) for t in group.values() if t is not None]
+        with _disable_current_modes(), torch._C.DisableTorchFunction(), FakeTensorMode(), torch.no_grad():
+            for tensor in tensors:
+                like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+                if convert(like) is not like:
+                    return False
+        return True
+
+    def converted(self, fn, recurse=True):
+        if not torch.compiler.is_exporting():
+            return own(self, fn, recurse)
+        if not is_idle(self, fn):
+            if not any(p is not None for p in self._parameters.values()):
+                return own(self, fn, recurse)
+            name = next((f"`{n}`" for n, m in traced_module.named_modules() if m is self and n), "the module")
+            remedy = "convert the module before, and in `forward` what the parameters meet"
+            raise refuse("E032", f"`forward` converts the parameters of {name}", remedy)
+        for child in self.children() if recurse else ():
+            child._apply(fn)
+        return self
+
+    with patch.object(torch.nn.Module, "_apply", converted):
+        yield
+
+
+def _stand_ins(torch, origins):
+    """What is called in place of what torch cannot trace: functions by their definitions, `x.detach()` for `x.data`, which it equals
+    where nothing writes it, and writes in place for those of `x.data`."""
     definitions = _losses.traceable(torch) | _functions.traceable(torch)
 
     class Mode(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             kwargs = kwargs or {}
-            if func == torch.Tensor.data.__get__ and torch.compiler.is_exporting():
-                return args[0].detach()
-            stand_in = definitions.get(func)
-            found = stand_in(*args, **kwargs) if stand_in else None
-            found = func(*args, **kwargs) if found is None else found
-            if torch.compiler.is_exporting():
+            if not torch.compiler.is_exporting():
+                return call(func, args, kwargs)
+            with origins.followed(func, args, kwargs) as results:
+                if func == torch.Tensor.data.__get__:
+                    found = args[0].detach()
+                elif func == torch.Tensor.data.__set__ and _are_alike(*args):
+                    with torch.no_grad():
+                        found = args[0].copy_(args[1])
+                else:
+                    found = call(func, args, kwargs)
                 _expect_elements(torch, found)
+                results.append(found)
             return found
 
+    def call(func, args, kwargs):
+        stand_in = definitions.get(func)
+        found = stand_in(*args, **kwargs) if stand_in else None
+        return func(*args, **kwargs) if found is None else found
+
     return Mode()
+
+
+def _are_alike(one, other):
+    """Whether two values are tensors of the same kind. Sizes that depend on data are compared by their symbols: they have no numbers."""
+    if not all(hasattr(value, "shape") for value in (one, other)):
+        return False
+    return [*map(str, one.shape), one.dtype, one.device] == [*map(str, other.shape), other.dtype, other.device]
 
 
 def _expect_elements(torch, results):
@@ -127,35 +223,7 @@ def _expect_elements(torch, results):
                 torch._check(size >= 2)
 
 
-@contextlib.contextmanager
-def _no_conditions_on_sizes(torch):
-    """Refuses conditions of the module on how much a mask selects, which would be decided as if it were always more than one. In
-    libraries, such as of two operands of a loss, two such numbers are the same."""
-    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-
-    own = torch.SymBool.__bool__
-    libraries = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
-
-    def decided(self):
-        caller, expression = sys._getframe(1), self.node.expr
-        place = caller.f_code.co_filename
-        if not torch.compiler.is_exporting() or not expression.free_symbols:
-            return own(self)
-        if place.startswith(libraries):
-            if expression.is_Equality and all(a in free_unbacked_symbols(expression) for a in expression.args):
-                torch._check(self)
-                return True
-        elif os.path.isfile(place):
-            message = f"a condition depends on how many elements a mask selects ({place}:{caller.f_lineno})"
-            remedy = "leave it out where it guards writes or sums, which are nothing of nothing, or choose by torch.where"
-            raise refuse("E010", message, remedy)
-        return own(self)
-
-    with patch.object(torch.SymBool, "__bool__", decided):
-        yield
-
-
-_CONTEXTS = (_inference_as_no_grad, _no_conditions_on_sizes, _unchecked_distributions, _plain_choices, _stand_ins)
+_CONTEXTS = (_inference_as_no_grad, _unchecked_distributions, _plain_choices)
 
 
 def _graphs(torch, program):
@@ -265,6 +333,58 @@ def _call(graph, target, args, value, kwargs=None):
     node = graph.call_function(target, args, kwargs)
     node.meta["val"] = value
     return node
+
+
+def _leave_out_own_writes(torch, program):
+    """Leaves out writes of what is there already, such as `self.table = self.table.to(x.device)` of a buffer."""
+    aten = torch.ops.aten
+    writes = {getattr(aten, name).default for name in ("copy_", "set_data", "shallow_copy_data_") if hasattr(aten, name)}
+    higher = torch.ops.higher_order
+    regions = (higher.wrap_with_set_grad_enabled, higher.wrap_with_autocast)
+    for graph in reversed(_graphs(torch, program)):
+        for node in list(graph.nodes):
+            if node.target in regions:
+                # What a region returns of its operands as it is given is the operand itself, with its gradient.
+                inner, given = _region(torch, node)
+                places = [p for p in inner.nodes if p.op == "placeholder"]
+                results = [_origin(torch, r, SAME) for r in inner.output_node().args[0]]
+                for user in list(node.users):
+                    result = results[user.args[1]] if user.target is operator.getitem else None
+                    if result in places:
+                        user.replace_all_uses_with(given[places.index(result)])
+                        graph.erase_node(user)
+                if not node.users and not any(n.target in regions or _is_write(n) for n in inner.nodes):
+                    held = [n for n in node.all_input_nodes if n.op == "get_attr" and len(n.users) == 1]
+                    graph.erase_node(node)
+                    for n in held:
+                        graph.erase_node(n)
+            elif node.target in writes and _are_alike(*(v.meta.get("val") for v in node.args[:2])):
+                written, value = node.args[:2]
+                if _origin(torch, written, SAME | SHARED) is _origin(torch, value, SAME | SHARED):
+                    node.replace_all_uses_with(_origin(torch, written, SAME))
+                    graph.erase_node(node)
+        graph.owning_module.recompile()
+
+
+def _origin(torch, node, through):
+    """The value that a node is by calls `through` which it is all of the same memory, read alike."""
+    while isinstance(node, torch.fx.Node) and node.op == "call_function":
+        schema = getattr(node.target, "_schema", None)
+        operands = node.all_input_nodes
+        # `copy=True` makes a copy.
+        is_copied = any(a is True for a in (*node.args[1:], *node.kwargs.values()))
+        if schema is None or schema.name.removeprefix("aten::") not in through or len(operands) != 1 or is_copied:
+            break
+        own, other = node.meta.get("val"), operands[0].meta.get("val")
+        if not _are_alike(own, other) or str(own.stride()) != str(other.stride()):
+            break
+        node = operands[0]
+    return node
+
+
+def _is_write(node):
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
 
 
 def _refuse_lost_writes(torch, module, program):

@@ -76,9 +76,10 @@ class Trainer:
     def step(self, batch):
         """Runs one training step, and returns its metrics.
 
-        ``batch`` has the inputs and the labels by name, or in the order of ``Plan.inputs``: arrays of NumPy, tensors of
-        torch, anything with DLPack or a buffer, or lists. Their first axis is ``Plan.examples_per_step``: rank by rank,
-        and within a rank micro-step by micro-step. Where every rank is a process (torchrun), it is this rank's part.
+        ``batch`` has the inputs and the labels by name, or in the order of ``Plan.inputs``, or all inputs of the module in
+        its order and then the labels: arrays of NumPy, tensors of torch, anything with DLPack or a buffer, or lists. Their
+        first axis is ``Plan.examples_per_step``: rank by rank, and within a rank micro-step by micro-step. Where every rank
+        is a process (torchrun), it is this rank's part.
         Contiguous tensors in the CPU's memory are not copied.
 
         The metrics: step, loss (mean over the batch, before the update), grad_norm (before clipping), lr, loss_scale,
@@ -87,7 +88,7 @@ class Trainer:
         Raises ``FritError`` if the batch does not fit, which changes nothing, or if the run has failed to train (E106),
         after which no more steps are taken.
         """
-        metrics = self._trainer.step(_arrays.arrays(batch, self.plan.inputs))
+        metrics = self._trainer.step(_arrays.arrays(batch, self.plan.inputs, self.plan._given))
         self._warn(stacklevel=2)
         return metrics
 
@@ -102,7 +103,7 @@ class Trainer:
         self._trainer.begin_evaluation()
         inputs = self.plan.inputs + self.plan._facts["evaluation_inputs"]
         for batch in [batches] if isinstance(batches, Mapping) else batches:
-            self._trainer.evaluate(_arrays.arrays(batch, inputs))
+            self._trainer.evaluate(_arrays.arrays(batch, inputs, self.plan._given))
         return self._trainer.evaluated()
 
     def state_dict(self, *, framework=None, average=False):

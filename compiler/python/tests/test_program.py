@@ -270,6 +270,113 @@ def test_writes_without_gradients_are_refused(torch):
     check(*compared)
 
 
+def own_writes(torch):
+    """Forwards that write what is there already, by name: of two layers and an input."""
+
+    def moved(m, x):
+        return m.a.to(x.device)(x) - m.b.float()(x)
+
+    def whole(m, x):
+        m.to(x.device, x.dtype)
+        return m.a(x) + m.mean
+
+    def copied(m, x):
+        with torch.no_grad():
+            m.a.weight.copy_(m.a.weight)
+        return m.a(x)
+
+    def data(m, x):
+        m.a.weight.data = m.a.weight.data.to(x.dtype)
+        m.mean.data = m.mean.data.to(x.device)
+        return m.a(x) + m.mean
+
+    def buffer(m, x):
+        m.mean = m.mean.to(x.device)
+        m.mean.copy_(m.mean.to(x.dtype))
+        return m.a(x) + m.mean
+
+    def strict(m, x):
+        assert_small(x)
+        m.mean = m.mean.to(x.device)
+        return m.a.to(x.device)(x) + m.mean
+
+    return {f.__name__: f for f in (moved, whole, copied, data, buffer, strict)}
+
+
+@pytest.mark.parametrize("name", ["moved", "whole", "copied", "data", "buffer", "strict"])
+def test_writes_of_what_is_there_are_none(torch, name):
+    module = two(torch, own_writes(torch)[name])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", frit.FritWarning)
+        warnings.filterwarnings("ignore", r"\[W061\]")
+        plan, _, _, state, _ = compared = trained(torch, module, {"x": torch.randn(8, 4)})
+    if "mean" not in state:
+        compared[4].pop("mean")
+    check(*compared[1:])
+    assert {r["parameter"] for r in plan.units if r["kind"] == "trainable"} >= {"a.weight", "a.bias"}
+
+
+def test_writes_of_other_values_are_refused(torch):
+    def converted(m, x):
+        return m.a.to(torch.float64)(x.double()).float()
+
+    def rounded(m, x):
+        return m.a.half().float()(x)
+
+    def data(m, x):
+        m.a.weight.data = m.a.weight.data.clamp(-0.1, 0.1)
+        return m.a(x)
+
+    refusals = {converted: "converts the parameters of `a`", rounded: "converts", data: "writes .*`a.weight`"}
+    for forward, message in refusals.items():
+        with pytest.raises(frit.FritError, match=rf"\[E032\] `forward` {message}") as refused:
+            frit.compile(two(torch, forward), torch.randn(8, 4), loss="output")
+        assert refused.value.remedy
+
+
+def conditions(torch):
+    """What conditions depend on, with what is said of it."""
+    functional = torch.nn.functional
+    random, constant = "a random number", "the values of a constant"
+    table, tables = torch.ones(3), [torch.ones(3)]
+    return [
+        (lambda m, x: torch.rand(1).item() <= 0.5, random),
+        (lambda m, x: torch.rand([]) < m.b.weight.abs().max(), random),
+        (lambda m, x: torch.empty(1).uniform_(0, 1) < 0.5, random),
+        (lambda m, x: functional.dropout(torch.ones(1)).item() > 1, random),
+        (lambda m, x: torch.distributions.Bernoulli(0.5).sample(), random),
+        (lambda m, x: m.mean.any(), "the values of the buffer `mean`"),
+        (lambda m, x: not m.mean.sum().item() > 0, "the values of the buffer `mean`"),
+        (lambda m, x: (m.a.weight * torch.ones(4)).norm() > 1, "the values of the parameter `a.weight`"),
+        (lambda m, x: m.a.table.sum() > 0, "the values of the constant `a.table`"),
+        (lambda m, x: table.sum() > tables[0].sum(), constant),
+        (lambda m, x: (torch.diff(torch.linspace(0, 1, 5)) > 0).all(), constant),
+        (lambda m, x: torch.ones(4)[x[0] > 0].shape[0] > 2, "how many elements a mask selects"),
+        (lambda m, x: x.max() > 1, "data"),
+        (lambda m, x: (x > 0).sum().item() > 1, "data"),
+        (lambda m, x: range(int(x[0, 0])), "data"),
+        (lambda m, x: torch.rand(4).max() > x.max(), "data"),
+        (lambda m, x: torch.zeros(x.shape[0], x[0].max()).any(), "a size depends on data"),
+    ]
+
+
+@pytest.mark.parametrize("case", range(17))
+def test_what_a_condition_depends_on_is_said(torch, case):
+    condition, what = conditions(torch)[case]
+    assert len(conditions(torch)) == 17
+
+    def forward(m, x):
+        return m.a(x) if condition(m, x) else m.b(x)
+
+    module = two(torch, forward)
+    module.a.table = torch.ones(3)
+    with pytest.raises(frit.FritError, match=rf"\[E010\] .*{what}") as refused:
+        frit.compile(module, torch.randn(8, 4), loss="output")
+    assert "test_program.py:" in str(refused.value) and len(str(refused.value)) < 400
+    remedy = {"a random number": "layerdrop", "the values": "out of `forward`", "a size dep": "mask", "data": "torch.where"}
+    assert all(text in refused.value.remedy for start, text in remedy.items() if what.startswith(start))
+
+
 def losses(torch):
     """Losses that the exporter alone fails on, by name: of a layer's result `h`, the module and an input of integers."""
     functional = torch.nn.functional

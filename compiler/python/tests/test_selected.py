@@ -57,6 +57,13 @@ def functions(torch):
         found = functional.conv2d(x[y > 1].reshape(-1, 1, 2, 4), kernels, padding=1)
         return functional.avg_pool2d(found, 2).square().mean()
 
+    def copied(z, x, y):
+        rows = z[y > 1]
+        out = torch.zeros_like(rows)
+        out.copy_(z[y > 1])
+        out.data = out.data + 1
+        return (out.copy_(rows.to(rows.dtype)) * rows).square().mean()
+
     def joined(z, x, y):
         labels = y.reshape(3, 4)
         mask = labels != 0
@@ -87,13 +94,14 @@ def functions(torch):
         "again": again,
         "gated": gated,
         "images": images,
+        "copied": copied,
         "joined": joined,
         "spread": spread,
     }
 
 
 NAMES = "cross_entropy elements two coordinates products similar sums written hard pooled shares extremes counted numbered"
-NAMES += " again gated images joined spread"
+NAMES += " again gated images copied joined spread"
 
 
 def model(torch, function):

@@ -365,19 +365,121 @@ def test_half_precision_tensors_are_taken(torch):
         assert wide[0] == wide[1]
 
 
-def test_what_torch_cannot_export_is_said(torch):
+def test_what_torch_cannot_export_is_said(torch, capfd):
     class Branches(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.layer = torch.nn.Linear(4, 4)
 
         def forward(self, x):
+            print("forward")
             return self.layer(x) if x.sum() > 0 else x
 
     with pytest.raises(frit.FritError, match="torch cannot export") as refused:
         frit.compile(Branches(), torch.zeros(2, 4), loss="mse")
+    # What the module prints, and nothing that torch does.
+    printed, complained = capfd.readouterr()
+    assert set(printed.split()) == {"forward"} and not complained
     assert refused.value.code == "E010" and "torch.where" in refused.value.remedy
     assert "\x1b" not in str(refused.value) and "Next steps" not in str(refused.value)
     assert refused.value.__cause__ is not None
     with pytest.raises(frit.FritError, match="needs example inputs"):
         frit.compile(torch.nn.Linear(2, 2), loss="mse")
+
+
+def keeping(torch):
+    """Forwards that keep a table in the module, by how."""
+
+    def table(x):
+        return torch.arange(x.shape[1]) * 0.1
+
+    def buffer(m, x):
+        if m.table is None:
+            m.register_buffer("table", table(x))
+        return m.table
+
+    def assigned(m, x):
+        if m.table is None:
+            m.table = table(x)
+        return m.table
+
+    def new(m, x):
+        m.part.other = table(x)
+        m.part.register_buffer("another", table(x), persistent=False)
+        m.count += 1
+        return m.part.other + m.part.another
+
+    def parameter(m, x):
+        m.part = torch.nn.Linear(4, 4)
+        m.scale = torch.nn.Parameter(table(x))
+        return m.scale
+
+    def contained(m, x):
+        m.tables.setdefault(x.shape[1], table(x))
+        m.lists[0].append(table(x))
+        return m.tables[x.shape[1]] + m.lists[0][-1]
+
+    def failing(m, x):
+        assigned(m, x), contained(m, x)
+        return m.table if x.sum() > 0 else x
+
+    return {f.__name__: f for f in (buffer, assigned, new, parameter, contained, failing)}
+
+
+def contents(value):
+    """What a module holds, by identity."""
+    value = vars(value) if hasattr(value, "_parameters") else value
+    if isinstance(value, dict):
+        return {name: contents(part) for name, part in value.items()}
+    return [contents(part) for part in value] if isinstance(value, (list, tuple)) else id(value)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attribute")
+@pytest.mark.parametrize("archive", [False, True])
+@pytest.mark.parametrize("name", ["buffer", "assigned", "new", "parameter", "contained", "failing"])
+def test_a_module_keeps_nothing_of_its_export(torch, name, archive):
+    class Keeping(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.part, self.count, self.tables, self.lists = torch.nn.Linear(4, 4), torch.nn.Module(), 0, {}, ([],)
+            self.register_buffer("table", None)
+
+        def forward(self, x):
+            y = self.layer(x)
+            # There is no ONNX form of the stable order.
+            return (torch.sort(y, dim=-1, stable=True)[0] if archive else y) + keeping(torch)[name](self, x)
+
+    torch.manual_seed(0)
+    module, x, y = Keeping(), torch.randn(3, 4), torch.randn(3, 4)
+    before = contents(module)
+    for _ in range(2):
+        if name == "failing":
+            with pytest.raises(frit.FritError, match="depends on data"):
+                frit.compile(module, x, loss="mse")
+        else:
+            plan = frit.compile(module, x, loss="mse", precision="fp32")
+            expected = torch.nn.functional.mse_loss(copy.deepcopy(module)(x), y).item()
+            assert run(plan, [[x, y]])[0] == pytest.approx(expected, rel=1e-6)
+        assert contents(module) == before
+
+
+def test_batches_may_have_what_the_module_does_not_use(torch):
+    class Unused(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+
+        def forward(self, *inputs):
+            return self.layer(inputs[0]) - 2 * inputs[2]
+
+    torch.manual_seed(0)
+    x, unused, y, labels = (torch.randn(3, 4) for _ in range(4))
+    plan = frit.compile(Unused(), (x, unused, y), loss="mse", precision="fp32")
+    assert [i["name"] for i in plan.inputs] == ["inputs_0", "inputs_2", "labels"]
+    losses = [run(plan, [batch])[0] for batch in ([x, y, labels], [x, unused, y, labels], (x, None, y, labels))]
+    assert losses[0] == losses[1] == losses[2]
+    with plan.trainer() as trainer:
+        assert trainer.evaluate([[x, y, labels]])["loss"] == trainer.evaluate([[x, unused, y, labels]])["loss"]
+        with pytest.raises(frit.FritError, match="2 values.*the module does not use inputs_1") as refused:
+            trainer.step([x, y])
+    assert refused.value.code == "E100"
