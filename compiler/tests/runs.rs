@@ -377,6 +377,23 @@ fn settings_that_cannot_be_are_explained() {
     ] {
         place.fails(2, &["--set", setting], parts);
     }
+    // A schedule that ends does so after its warmup, also with what a checkpoint sets.
+    let ends = ["schedule.kind=cosine", "schedule.total_steps=10", "schedule.warmup_steps=2"];
+    let place = Place::new(1, &ends);
+    let set = |setting| ["--steps", "1", "--set", setting];
+    place.fails(
+        2,
+        &set("schedule.total_steps=2"),
+        &["`schedule.total_steps` cannot be 2", "warmup"],
+    );
+    let longer = place.output(&[&set("schedule.total_steps=90")[..], &["--save", "long"]].concat());
+    expect(&longer, 0, &[]);
+    let resumed = ["--steps", "2", "--resume", "long", "--set"];
+    expect(&place.output(&[&resumed[..], &["schedule.warmup_steps=50"]].concat()), 0, &[]);
+    place.fails(2, &[&resumed[..], &["schedule.warmup_steps=90"]].concat(), &["cannot be 90"]);
+    let constant = Place::new(1, &["schedule.warmup_steps=2"]);
+    expect(&constant.output(&set("schedule.warmup_steps=5")), 0, &[]);
+    let place = Place::new(1, &[]);
     let zero = compile(&place, "zero", &["--bind", "batch=0"]);
     expect(&zero, 2, &["batch=0", "at least 1"]);
     let model = std::fs::read_to_string(place.file("model.json")).expect("the model");

@@ -23,7 +23,7 @@ attention(T* y, f32* lse, const T* q, const T* k, const T* v, const MASK_T* mask
     T* v_tile = k_tile + KEYS * (D + PAD);
 
 #if DROPOUT != NO_DROPOUT
-    Dropout<f32> dropout(kept, drawn, factor);
+    Dropout<f32> dropout(kept, drawn, keep_factor);
 #endif
     int queries = int(shape.queries), keys = int(shape.keys), mask_key = int(shape.mask_key);
     int tiles = (queries + QUERIES - 1) / QUERIES;
@@ -120,10 +120,10 @@ attention(T* y, f32* lse, const T* q, const T* k, const T* v, const MASK_T* mask
                 for (int j = 0; j < KEYS / 8; j++) {
                     int column = key + j * 8 + lane % 4 * 2;
                     if (row >= queries || column >= keys) continue;
-                    f32 factors[2];
-                    dropout.pair((head * queries + row) * keys + column, column + 1 < keys, factors);
-                    s[i][j][half * 2] *= factors[0];
-                    s[i][j][half * 2 + 1] *= factors[1];
+                    f32 of_pair[2];
+                    dropout.pair((head * queries + row) * keys + column, column + 1 < keys, of_pair);
+                    s[i][j][half * 2] *= of_pair[0];
+                    s[i][j][half * 2 + 1] *= of_pair[1];
                 }
 #endif
             }

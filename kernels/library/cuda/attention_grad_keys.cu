@@ -39,7 +39,7 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
     auto delta_of = [&](int row) { return reinterpret_cast<f32*>(dy_tiles + row * (E + PAD) + E); };
 
 #if DROPOUT != NO_DROPOUT
-    Dropout<f32> dropout(kept, drawn, factor);
+    Dropout<f32> dropout(kept, drawn, keep_factor);
 #endif
     int queries = int(shape.queries), keys = int(shape.keys);
     int mask_query = int(shape.mask_query), mask_key = int(shape.mask_key);
@@ -148,7 +148,7 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
 #pragma unroll
             for (int j = 0; j < TILE / 8; j++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) kept_p[i][j][e] = p[i][j][e] < 0 ? 0 : p[i][j][e] * factor;
+                for (int e = 0; e < 4; e++) kept_p[i][j][e] = p[i][j][e] < 0 ? 0 : p[i][j][e] * keep_factor;
         accumulate<ROWS, TILE / 8, E>(dv_sum, kept_p, dy_tile);
 #elif WANT_V
         accumulate<ROWS, TILE / 8, E>(dv_sum, p, dy_tile);
@@ -165,7 +165,7 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
                     int row = at + j * 8 + lane % 4 * 2 + e % 2;
                     f32& x = ds[i][j][e];
 #if DROPOUT != NO_DROPOUT
-                    x = p[i][j][e] < 0 ? 0 : x * factor;
+                    x = p[i][j][e] < 0 ? 0 : x * keep_factor;
                     p[i][j][e] = fabsf(p[i][j][e]);
 #endif
                     x = is_filled(*lse_of(row)) ? 0 : p[i][j][e] * (x - *delta_of(row));

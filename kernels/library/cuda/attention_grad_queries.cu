@@ -31,7 +31,7 @@ attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, c
     T* v_tiles = k_tiles + 2 * TILE * (D + PAD);
 
 #if DROPOUT != NO_DROPOUT
-    Dropout<f32> dropout(kept, drawn, factor);
+    Dropout<f32> dropout(kept, drawn, keep_factor);
 #endif
     int queries = int(shape.queries), keys = int(shape.keys), mask_key = int(shape.mask_key);
     int blocks = (queries + BLOCK - 1) / BLOCK;
@@ -104,12 +104,12 @@ attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, c
 #pragma unroll
                 for (int j = 0; j < TILE / 8; j++) {
 #if DROPOUT != NO_DROPOUT
-                    f32 factors[2] = {0, 0};
+                    f32 of_pair[2] = {0, 0};
                     int even = key + j * 8 + lane % 4 * 2;
                     if (row < queries && even < keys)
-                        dropout.pair((head * queries + row) * keys + even, even + 1 < keys, factors);
-                    ds[i][j][half * 2] *= factors[0];
-                    ds[i][j][half * 2 + 1] *= factors[1];
+                        dropout.pair((head * queries + row) * keys + even, even + 1 < keys, of_pair);
+                    ds[i][j][half * 2] *= of_pair[0];
+                    ds[i][j][half * 2 + 1] *= of_pair[1];
 #endif
 #pragma unroll
                     for (int e = 0; e < 2; e++) {

@@ -17,7 +17,7 @@ attention_mask_grad(Sum* dmask, const T* dy, const T* q, const T* k, const T* v,
                     DROPOUT_PARAMETERS(Sum)) {
     DYNAMIC_SHARED(shared);
 #if DROPOUT != NO_DROPOUT
-    Dropout<Sum> dropout(kept, drawn, factor);
+    Dropout<Sum> dropout(kept, drawn, keep_factor);
 #endif
     Sum* q_rows = reinterpret_cast<Sum*>(shared);
     Sum* dy_rows = q_rows + BLOCK * (HEAD + 1);

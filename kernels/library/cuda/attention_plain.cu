@@ -8,7 +8,7 @@ attention_plain(T* y, Sum* lse, const T* q, const T* k, const T* v, const MASK_T
                 DROPOUT_PARAMETERS(Sum)) {
     DYNAMIC_SHARED(shared);
 #if DROPOUT != NO_DROPOUT
-    Dropout<Sum> dropout(kept, drawn, factor);
+    Dropout<Sum> dropout(kept, drawn, keep_factor);
 #endif
     Sum* q_rows = reinterpret_cast<Sum*>(shared);
     Sum* k_tile = q_rows + BLOCK * (HEAD + 1);

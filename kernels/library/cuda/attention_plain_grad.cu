@@ -16,7 +16,7 @@ attention_plain_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T
                              DROPOUT_PARAMETERS(Sum)) {
     DYNAMIC_SHARED(shared);
 #if DROPOUT != NO_DROPOUT
-    Dropout<Sum> dropout(kept, drawn, factor);
+    Dropout<Sum> dropout(kept, drawn, keep_factor);
 #endif
     Sum* q_rows = reinterpret_cast<Sum*>(shared);
     Sum* dy_rows = q_rows + BLOCK * (HEAD + 1);
@@ -74,7 +74,7 @@ attention_plain_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, con
                           DROPOUT_PARAMETERS(Sum)) {
     DYNAMIC_SHARED(shared);
 #if DROPOUT != NO_DROPOUT
-    Dropout<Sum> dropout(kept, drawn, factor);
+    Dropout<Sum> dropout(kept, drawn, keep_factor);
 #endif
     Sum* k_rows = reinterpret_cast<Sum*>(shared);
     Sum* v_rows = k_rows + BLOCK * (HEAD + 1);

@@ -18,7 +18,7 @@ struct Drawn {
 };
 
 // `kept` is the mask, or the state of the generator.
-#define DROPOUT_PARAMETERS(Factor) , const void* kept, Drawn drawn, Factor factor
+#define DROPOUT_PARAMETERS(Factor) , const void* kept, Drawn drawn, Factor keep_factor
 
 #if DROPOUT == STORED
 template <class Factor> struct Dropout {

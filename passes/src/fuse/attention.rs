@@ -108,7 +108,7 @@ fn with(cluster: &Cluster, members: &[usize], copies: &[usize]) -> Cluster {
     grown
 }
 
-/// Positions of the layout operations, other than reshapes, between memory and an operand, or of the random mask that it is.
+/// Positions of the layout operations, other than reshapes, between memory and an operand, or of the random mask.
 fn producers(clusters: &Clusters<'_, '_>, operand: ValueId) -> Vec<usize> {
     let facts = clusters.facts;
     let (mut found, mut value) = (Vec::new(), operand);

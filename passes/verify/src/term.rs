@@ -176,9 +176,6 @@ pub(crate) const SAME_NUMBER: f64 = 2.5e-7;
 /// Numbers below this that are almost whole are.
 const SNAPPED: f64 = 1e5;
 
-/// Floats from 2⁵³ on, which have no fraction, are the same if they differ by a few rounding errors of f64.
-const SAME_LARGE: f64 = 1.0 / (1_u64 << 46) as f64;
-
 /// No float is rounded to a narrow dtype by more, relatively.
 const ROUNDED: f64 = 1.0 / 8.0;
 
@@ -229,10 +226,10 @@ impl Terms {
         let is_whole = whole != 0.0 && (x - whole).abs() <= SAME_NUMBER * whole.abs();
         let x = if is_whole && whole.abs() < SNAPPED { whole } else { x };
         let key = x.abs().to_bits();
-        let same = if x.abs() < INTEGERS { SAME_NUMBER } else { SAME_LARGE };
-        let near = |k: &u64| (f64::from_bits(*k) - x.abs()).abs() <= same * x.abs();
+        let near = |k: &u64| (f64::from_bits(*k) - x.abs()).abs() <= SAME_NUMBER * x.abs();
         let below = self.numbers.range(..=key).next_back().map(|(k, ())| *k).filter(near);
         let above = self.numbers.range(key..).next().map(|(k, ())| *k).filter(near);
+        // From 2⁵³ on every float is whole.
         let exact = (x.fract() == 0.0 && x.abs() < INTEGERS).then_some(key);
         let found = exact.or(below).or(above).unwrap_or(key);
         self.numbers.insert(found, ());

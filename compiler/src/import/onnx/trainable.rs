@@ -1,10 +1,10 @@
 //! Decides which initializers train, and records why.
 //!
-//! Rules in order: `params.ignored` and `params.frozen`; the exporter's signature (written into the graph's metadata by the
-//! dynamo exporter); BatchNormalization statistics; scalars that are not tensors of a PyTorch module; values that reach the
-//! outputs only through sines and cosines of data-independent values (rotary tables) or through a normalization by stored
-//! statistics, or not at all; weights of classes; masks added to scores; tables of sines and cosines; rows of zeros added to the output. All other
-//! floats train if `params.trainable` matches their name.
+//! Rules in order: `params.ignored` and `params.frozen`; the exporter's signature (written into the graph's metadata by the dynamo
+//! exporter); BatchNormalization statistics; scalars that are not tensors of a PyTorch module; values that reach the outputs only through
+//! sines and cosines of data-independent values (rotary tables) or through a normalization by stored statistics, or not at all; weights
+//! of classes; masks added to scores; tables of sines and cosines; rows of zeros added to the output. All other floats train if
+//! `params.trainable` matches their name.
 
 use super::exporter;
 use super::frozen::of_stored_variances;

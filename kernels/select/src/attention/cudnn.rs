@@ -1,7 +1,7 @@
 //! cuDNN candidates for attention and its gradient.
 //!
-//! Only without a mask, window or dropout: the library draws other numbers, its result for rows without visible keys is undocumented, and its engines fail on boolean
-//! masks.
+//! Only without a mask, window or dropout: the library draws other numbers, its result for rows without visible keys is undocumented, and
+//! its engines fail on boolean masks.
 
 use crate::assembler::Assembler;
 use crate::attention::{Setting, View};

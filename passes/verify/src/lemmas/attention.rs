@@ -127,7 +127,8 @@ mod tests {
         assert!(is_attention([added, ALL], ", %added", ""));
         assert!(!is_attention([added, ALL], ", %none", ""));
         // A shift of all scores is absorbed by no more than they are.
-        let moved = "%a: f32[3] = mul %m, %low\n %n: f32[3] = neg %a\n %t: f32[1, 1, 3, 3] = add %s, %n";
+        let moved =
+            "%a: f32[3] = mul %m, %low\n %n: f32[3] = neg %a\n %t: f32[1, 1, 3, 3] = add %s, %n";
         assert!(!is_attention([moved, ALL], ", %added", ""));
     }
 

@@ -152,7 +152,7 @@ fn everything_unsupported_is_reported_at_once() {
             "NonMaxSuppression  1   first: node #0 \"n_a\"",
             "Unique  2   first: node #1",
             "com.microsoft::Gelu",
-            "onnxruntime's optimizer wrote it",
+            "onnxruntime's optimizer",
         ],
     );
     says(&text, &["E032", "Relu.consumed_inputs  1", "node #3 \"n_f\""]);

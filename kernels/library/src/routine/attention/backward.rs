@@ -1,8 +1,8 @@
 //! Backward attention. The unit of work is one key head with all query heads that share it, so that the gradients of keys and values
 //! have one writer and one summation order.
 //!
-//! With `D = rowsum(dO * O)`: `dV = (F * P)^T dO`, `dP = F * dO V^T`, `dS = P * (dP - D)`, `dQ = scale * dS K`,
-//! `dK = scale * dS^T Q`; the gradient of an added mask is the sum of `dS` over the axes along which the mask was broadcast, in ascending order of batches,
+//! With `D = rowsum(dO * O)`: `dV = (F * P)^T dO`, `dP = F * dO V^T`, `dS = P * (dP - D)`, `dQ = scale * dS K`, `dK = scale * dS^T Q`;
+//! the gradient of an added mask is the sum of `dS` over the axes along which the mask was broadcast, in ascending order of batches,
 //! heads and queries.
 
 use super::{
