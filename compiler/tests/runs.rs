@@ -386,9 +386,10 @@ fn settings_that_cannot_be_are_explained() {
         &set("schedule.total_steps=2"),
         &["`schedule.total_steps` cannot be 2", "warmup"],
     );
-    let longer = place.output(&[&set("schedule.total_steps=90")[..], &["--save", "long"]].concat());
+    let longer =
+        place.output(&[&set("schedule.total_steps=90")[..], &["--checkpoint", "long"]].concat());
     expect(&longer, 0, &[]);
-    let resumed = ["--steps", "2", "--resume", "long", "--set"];
+    let resumed = ["--steps", "2", "--checkpoint", "long", "--resume", "--set"];
     expect(&place.output(&[&resumed[..], &["schedule.warmup_steps=50"]].concat()), 0, &[]);
     place.fails(2, &[&resumed[..], &["schedule.warmup_steps=90"]].concat(), &["cannot be 90"]);
     let constant = Place::new(1, &["schedule.warmup_steps=2"]);

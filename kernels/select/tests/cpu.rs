@@ -491,7 +491,7 @@ fn attention_with_dropout() {
     let grad = Op::AttentionGrad(AttentionGrad::of(&op, false));
     check(grad.clone(), &[&backward[..], &kept].concat());
     for (op, operands) in [(Op::Attention(op), qkv.to_vec()), (grad, backward)] {
-        let operands = [&operands[..], &[state.clone()]].concat();
+        let operands = [&operands[..], std::slice::from_ref(&state)].concat();
         let [body] = returning(&operands, |add, v| {
             let (state, others) = v.split_last().expect("a state");
             let mask = add(draw.clone(), &[*state]);

@@ -62,7 +62,7 @@ fn dropped_weights_are_zero_and_the_others_larger() {
     for mask in [None, Some(f64s(&[3, 1], &[0.3, -0.2, 0.9]))] {
         let inputs: Vec<Tensor> = operands().into_iter().chain(mask.clone()).collect();
         let y = |v: &Tensor| {
-            let all = [&inputs[..2], &[v.clone()], &inputs[3..]].concat();
+            let all = [&inputs[..2], std::slice::from_ref(v), &inputs[3..]].concat();
             eval(forward(true, None), &all).remove(0).to_f64s()
         };
         // The weights, one key at a time.
@@ -92,7 +92,7 @@ fn dropped_weights_are_zero_and_the_others_larger() {
         let dy = f64s(&[2, 2, 3, 2], &noise(4, 24));
         let grad = Op::AttentionGrad(AttentionGrad::of(&op, mask.is_some()));
         let (rest, last) = all.split_at(3);
-        let of_grad = [&[dy.clone()], rest, &results[..], last].concat();
+        let of_grad = [std::slice::from_ref(&dy), rest, &results[..], last].concat();
         for (i, found) in eval(grad, &of_grad).iter().enumerate() {
             let expected = numeric_gradient(&Op::Attention(op.clone()), &all, i, &dy);
             assert_close(&found.to_f64s(), &expected, 1e-8);
