@@ -46,7 +46,7 @@ impl<'a> Importer<'a> {
             if tied.contains_key(name) {
                 continue;
             }
-            let is_float = matches!(proto.data_type, 1 | 10 | 11 | 16) && !proto.dims.is_empty();
+            let is_float = tensor::is_float(proto.data_type) && !proto.dims.is_empty();
             if !needed.contains(name) || (is_float && !self.restored.keeps(name)) {
                 continue;
             }

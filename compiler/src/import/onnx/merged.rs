@@ -6,6 +6,7 @@
 
 use super::from_pytorch;
 use super::messages::{GraphProto, ModelProto, NodeProto, TensorProto};
+use super::tensor::is_float;
 use super::trainable::{is_from_module, listed};
 use crate::import::limits::{Budget, Resource};
 use frit_ir::{Diagnostic, Origin};
@@ -44,7 +45,7 @@ pub(super) fn pairs(model: &ModelProto, graph: &GraphProto) -> Vec<(String, Stri
     if !from_pytorch(model) || !listed(graph, "PARAMETER").is_empty() {
         return Vec::new();
     }
-    let float = |t: &&TensorProto| matches!(t.data_type, 1 | 10 | 11 | 16);
+    let float = |t: &&TensorProto| is_float(t.data_type);
     let stored: HashSet<&str> =
         graph.initializer.iter().filter(float).map(|t| t.name.as_str()).collect();
     let outputs: HashSet<&str> = graph.output.iter().map(|o| o.name.as_str()).collect();

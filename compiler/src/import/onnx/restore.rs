@@ -6,6 +6,7 @@
 
 use super::exporter::{Argument, arguments};
 use super::messages::{GraphProto, NodeProto};
+use super::tensor::is_float;
 use super::trainable::listed;
 use std::collections::{HashMap, HashSet};
 
@@ -91,7 +92,7 @@ impl Restored {
         let stored: HashMap<&str, i64> = graph
             .initializer
             .iter()
-            .filter(|t| !t.dims.is_empty() && matches!(t.data_type, 1 | 10 | 11 | 16))
+            .filter(|t| !t.dims.is_empty() && is_float(t.data_type))
             .map(|t| (t.name.as_str(), t.dims.iter().fold(1, |n: i64, d| n.saturating_mul(*d))))
             .collect();
         for (place, node) in nodes {

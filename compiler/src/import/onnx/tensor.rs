@@ -173,6 +173,11 @@ pub(super) fn narrow(code: i64) -> Option<Narrow> {
     Some(Narrow { bytes, signed, wide })
 }
 
+/// Whether this is ONNX's number of f32, f16, f64 or bf16.
+pub(super) fn is_float(code: i32) -> bool {
+    matches!(code, 1 | 10 | 11 | 16)
+}
+
 /// The element type that tensors of this ONNX number are computed with.
 pub(super) fn computed(code: i64) -> Result<DType, TensorError> {
     narrow(code).map_or_else(|| dtype(code), |n| Ok(n.wide))

@@ -12,7 +12,7 @@ use super::masks;
 use super::messages::{AttributeProto, GraphProto, NodeProto};
 use super::subgraph::operands;
 use super::table;
-use super::tensor::Stored;
+use super::tensor::{Stored, is_float};
 use crate::import::ImportOptions;
 use frit_ir::TensorType;
 use frit_ir::ops::ParamKind;
@@ -262,8 +262,7 @@ impl Trainable<'_> {
     /// Whether the graph holds float tensors that the exporter's list of them does not.
     pub(super) fn has_folded(&self, graph: &GraphProto) -> bool {
         graph.initializer.iter().any(|t| {
-            let float = matches!(t.data_type, 1 | 10 | 11 | 16);
-            float && !t.dims.is_empty() && !self.signature.contains_key(&t.name)
+            is_float(t.data_type) && !t.dims.is_empty() && !self.signature.contains_key(&t.name)
         })
     }
 

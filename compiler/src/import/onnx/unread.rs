@@ -3,12 +3,12 @@
 //! They are left out if their operators are not supported, so that the model can be trained on its other outputs.
 
 use super::messages::{GraphProto, NodeProto};
+use super::tensor::is_float;
 use super::{ops, subgraph};
 use frit_ir::{Code, Diagnostic};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-/// ONNX's codes of f32, f16, f64 and bf16.
-const FLOATS: [i32; 4] = [1, 10, 11, 16];
+/// ONNX's number of no element type.
 const UNDEFINED: i32 = 0;
 
 /// Leaves out the outputs that no loss can read and that need operators that are not supported, unless there are no others.
@@ -23,7 +23,7 @@ pub(super) fn leave_out(graph: &mut GraphProto) -> Option<Diagnostic> {
         // An output without a type may be a loss; sequences and maps are types without a tensor.
         let Some(ty) = &output.r#type else { continue };
         let element = ty.tensor_type.as_ref().map(|ty| ty.elem_type);
-        if element.is_some_and(|code| code == UNDEFINED || FLOATS.contains(&code)) {
+        if element.is_some_and(|code| code == UNDEFINED || is_float(code)) {
             continue;
         }
         let unsupported = unsupported(&made, &output.name);
