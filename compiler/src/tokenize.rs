@@ -76,6 +76,7 @@ pub fn tokenize(options: &Options) -> Result<Written, Report> {
         let what = format!("{} has shards already", folder.display());
         return Err(refuse(what).help("give another folder, or remove them").into());
     }
+    let is_new = !folder.exists();
     let aside = folder.join(format!(".partial-{}", std::process::id()));
     std::fs::create_dir_all(&aside).map_err(|e| unwritable(&aside, &e))?;
     let written = encode_all(options, tokenizer, id, &aside).and_then(|(documents, shards)| {
@@ -86,6 +87,9 @@ pub fn tokenize(options: &Options) -> Result<Written, Report> {
     });
     // Nothing incomplete is left behind; what cannot be removed does no harm.
     let _ = std::fs::remove_dir_all(&aside);
+    if is_new && written.is_err() {
+        let _ = std::fs::remove_dir(folder);
+    }
     let (documents, tokens, shards) = written?;
     Ok(Written { documents, tokens, shards, separator, vocabulary })
 }

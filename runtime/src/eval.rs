@@ -238,7 +238,9 @@ pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
     let read = data.iter().map(|path| ("--data", path.as_path()));
     let inputs = options.inputs.iter().map(|path| ("--inputs", path.as_path()));
     let weights = options.weights.iter().map(|path| ("--weights", path.as_path()));
-    let read: Vec<_> = read.chain(inputs).chain(weights).collect();
+    let of_plan = outputs::files_of(&options.plan);
+    let of_plan = of_plan.iter().map(|path| ("the plan", path.as_path()));
+    let read: Vec<_> = read.chain(inputs).chain(weights).chain(of_plan).collect();
     outputs::check(&[("--dump-outputs", options.dump_outputs.as_deref())], &read)?;
     let dir = PlanDir::load_evaluation(&options.plan)?;
     let plan = &dir.plan;

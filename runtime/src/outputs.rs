@@ -2,8 +2,9 @@
 
 use crate::RunError;
 use crate::files::Place;
+use frit_ir::plan::{DeviceType, layout};
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Checks that files can be written under these names, each with its option, without leaving anything behind.
 ///
@@ -29,6 +30,18 @@ pub(crate) fn check(
         known.push((option, place));
     }
     Ok(())
+}
+
+/// The files that a plan directory has and a run reads.
+pub(crate) fn files_of(plan: &Path) -> Vec<PathBuf> {
+    let kernels = [DeviceType::Cpu, DeviceType::Cuda].map(layout::kernels);
+    let own = [layout::PLAN, layout::WEIGHTS, layout::REFERENCES, layout::PASS_TRACE];
+    let own: Vec<&str> = own.into_iter().chain(kernels.iter().map(String::as_str)).collect();
+    let source = [layout::CONFIGURATION, layout::ORIGIN, layout::ONNX_MODEL, layout::JSON_MODEL];
+    let source = source.map(|name| plan.join(layout::SOURCE).join(name));
+    let folders = [plan.to_path_buf(), plan.join(layout::EVALUATION)];
+    let files = folders.iter().flat_map(|folder| own.iter().map(|name| folder.join(name)));
+    files.chain(source).filter(|file| file.is_file()).collect()
 }
 
 /// Why a file cannot be written, and what to do.

@@ -202,7 +202,7 @@ pub(crate) fn train<'a>(
     let (validation, validated) = validation.unzip();
     let run = Run::new();
     // An error of rank 0 alone is returned when the other ranks can be told.
-    let taken = (launch.rank == 0).then(|| take_outputs(options, run)).transpose();
+    let taken = (launch.rank == 0).then(|| take_outputs(dir, options, run)).transpose();
     let (lock, refusal) = match taken {
         Err(error) if launch.world_size == 1 => return Err(error),
         Err(error) => (None, Some(error)),
@@ -282,7 +282,11 @@ fn merged(finished: Finished<Outcome>) -> Outcome {
 }
 
 /// Checks everything that rank 0 will write, before anything is computed.
-fn take_outputs(options: &RunOptions, run: Run) -> Result<Option<lock::Lock>, RunError> {
+fn take_outputs(
+    dir: &PlanDir,
+    options: &RunOptions,
+    run: Run,
+) -> Result<Option<lock::Lock>, RunError> {
     let outputs = [
         ("--metrics", &options.metrics),
         ("--dump-grads", &options.dump_grads),
@@ -297,7 +301,9 @@ fn take_outputs(options: &RunOptions, run: Run) -> Result<Option<lock::Lock>, Ru
     let named = data.iter().map(|path| ("--data", path.as_path()));
     let validated = validation.iter().flatten().map(|path| ("--validation", path.as_path()));
     let weights = options.weights.iter().map(|path| ("--weights", path.as_path()));
-    let read: Vec<_> = named.chain(validated).chain(weights).collect();
+    let of_plan = outputs::files_of(&dir.path);
+    let of_plan = of_plan.iter().map(|path| ("the plan", path.as_path()));
+    let read: Vec<_> = named.chain(validated).chain(weights).chain(of_plan).collect();
     outputs::check(&outputs.map(|(option, path)| (option, path.as_deref())), &read)?;
     options.checkpoint.as_ref().map(|c| lock::take(c, run)).transpose()
 }

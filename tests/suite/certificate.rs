@@ -134,6 +134,25 @@ fn every_pair_of_settings_is_certified() {
     }
 }
 
+/// The gradient of a weight that is read in parts is a concatenation, of which several tasks write the parts.
+#[test]
+fn tasks_that_write_parts_of_a_gradient_are_certified() {
+    for more in [
+        &["precision.compute=fp32"][..],
+        &["precision.compute=bf16"],
+        &["sharding.ranks=2", "precision.compute=fp32"],
+        &["sharding.ranks=2", "precision.compute=fp32", "run.accumulation=2"],
+        &["sharding.ranks=4", "precision.compute=fp16", "run.accumulation=2"],
+        &["sharding.ranks=2", "sharding.strategy=no_shard", "memory.offload=optimizer"],
+        &["run.accumulation=2", "precision.compute=fp32"],
+        &["run.reproducible=2", "precision.compute=fp32"],
+    ] {
+        let settings = [&["loss.kind=cross_entropy"], more].concat();
+        let found = open("tests/museum/models/packed.json", 2, &settings);
+        assert_eq!(found, Vec::<String>::new(), "{more:?}");
+    }
+}
+
 /// Of steps that compute the same bits on any number of ranks, too; resnet has buffers that differ between ranks.
 #[test]
 fn reproducible_steps_are_certified() {

@@ -90,6 +90,36 @@ fn parameters_that_an_exporter_merged_are_exported_apart() {
     }
 }
 
+#[test]
+fn nodes_that_an_exporter_merged_are_exported_apart() {
+    let settings = ["precision.compute=fp32", "sharding.ranks=2"];
+    let (planned, losses) = parity::run("decoder", "model.onnx", 4, 2, &settings[..1]);
+    let deviation = parity::largest(&losses, &parity::reference("decoder", "fp64"));
+    assert!(deviation < 1e-5, "losses deviate by {deviation}");
+    // One Split serves the biases of both layers, which all begin as zeros.
+    let biases = ["self_attn", "multihead_attn"]
+        .iter()
+        .flat_map(|of| [0, 1].map(|layer| format!("layers.{layer}.{of}.in_proj_bias")));
+    let weights = planned.dir.path().join("trained.safetensors");
+    let data = file("tests/models/decoder/data.safetensors");
+    train(&planned.path(), &data, 20, Some(weights.clone()));
+    let next = train(&planned.path(), &data, 21, None)[20];
+    for training in [true, false] {
+        let options = Options { training, ..Options::default() };
+        let bytes = exported(&planned.path(), &weights, &options).unwrap_or_else(|e| panic!("{e}"));
+        let trained: Vec<Vec<f32>> =
+            biases.clone().map(|name| initializer(&bytes, &name)).collect();
+        for (k, bias) in trained.iter().enumerate() {
+            assert!(!trained[..k].contains(bias), "bias {k} is that of another attention");
+        }
+        let trained = planned.dir.path().join("trained.onnx");
+        std::fs::write(&trained, bytes).expect("written");
+        let again = plan_at(&trained, 2, &settings);
+        let first = train(&again.path(), &data, 1, None)[0];
+        assert!((first - next).abs() < 1e-6, "{first} for {next}");
+    }
+}
+
 /// The elements of an initializer of an ONNX file, by name.
 fn initializer(bytes: &[u8], name: &str) -> Vec<f32> {
     let model = ModelProto::decode(bytes).expect("a model");

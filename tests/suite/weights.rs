@@ -118,6 +118,18 @@ fn a_file_that_does_not_fit_is_one_error() {
 }
 
 #[test]
+fn nothing_is_written_over_the_plan() {
+    let plan = planned(&[]);
+    for name in ["plan.json", "source/train.toml"] {
+        let file = plan.path().join(name);
+        let before = std::fs::read(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+        let refused = run(&plan.path(), &options(1, None, &file)).expect_err("the plan is kept");
+        assert!(refused.to_string().contains("is also the file of the plan"), "{refused}");
+        assert!(std::fs::read(&file).expect("it is there") == before, "{name}");
+    }
+}
+
+#[test]
 fn a_checkpoint_comes_before_the_file() {
     let dir = tempfile::tempdir().expect("a directory");
     let at = |name: &str| dir.path().join(name);

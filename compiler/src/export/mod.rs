@@ -366,6 +366,9 @@ impl Export<'_> {
                         let names = restored.operands.get(&place).map_or(&[][..], Vec::as_slice);
                         self.node(bytes.slice_ref(node), (1, names), edit, &around, &mut out)?;
                     }
+                    for copy in restored.copies.get(&place).into_iter().flatten() {
+                        out.put(1, &copy.encode_to_vec());
+                    }
                     place += 1;
                 }
                 (5, Some(tensor)) if main => {

@@ -3,8 +3,9 @@
 
 use super::message::{Elements, Message as Written, Piece};
 use super::{Export, Fault, adapter_of, merge, trained};
+use crate::import::limits::{Budget, Limits};
 use crate::import::onnx::messages::{GraphProto, ModelProto, NodeProto};
-use crate::import::onnx::{Replacement, replacements};
+use crate::import::onnx::{Replacement, copy_for_modules, replacements};
 use frit_passes::adapter::Adapted;
 use prost::Message;
 use prost::bytes::Bytes;
@@ -27,6 +28,8 @@ pub(super) struct Added {
 pub(super) struct Restored {
     /// Operands with their new names, by position of the node; one behind the last is appended.
     pub(super) operands: HashMap<usize, Vec<(usize, String)>>,
+    /// Nodes behind another, by its position: copies of it.
+    pub(super) copies: HashMap<usize, Vec<NodeProto>>,
     /// New initializers by name.
     pub(super) added: BTreeMap<String, Added>,
     /// Initializers that nothing reads any more.
@@ -36,10 +39,15 @@ pub(super) struct Restored {
 impl Restored {
     /// Restores the parameters of a model file that have trained weights.
     pub(super) fn of(model: Bytes, is_trained: impl Fn(&str) -> bool) -> Restored {
-        let graph = ModelProto::decode(model).unwrap_or_default().graph.unwrap_or_default();
+        let mut graph = ModelProto::decode(model).unwrap_or_default().graph.unwrap_or_default();
+        // The import has made these.
+        let mut budget = Budget::new(Limits::default());
+        let copied = copy_for_modules(&mut graph, &mut budget).unwrap_or_default();
         let types: HashMap<&str, i32> =
             graph.initializer.iter().map(|t| (t.name.as_str(), t.data_type)).collect();
         let mut restored = Restored::default();
+        let mut copies: BTreeMap<usize, NodeProto> =
+            copied.iter().map(|c| (c.at, graph.node[c.at].clone())).collect();
         for Replacement { node, operand, parameter, transposed } in replacements(&graph) {
             // A dropped bias stands beside the weight.
             let inputs = &graph.node[node].input;
@@ -48,11 +56,21 @@ impl Restored {
             let Some(dtype) = types.get(stored.as_str()) else { continue };
             let name =
                 if transposed { format!("{parameter}.transposed") } else { parameter.clone() };
-            restored.operands.entry(node).or_default().push((operand, name.clone()));
+            match copies.get_mut(&node) {
+                Some(copy) => copy.input[operand].clone_from(&name),
+                None => restored.operands.entry(node).or_default().push((operand, name.clone())),
+            }
             if !types.contains_key(name.as_str()) {
                 let (dtype, stored) = (*dtype as u64, stored.clone());
                 let added = Added { parameter, transposed, dtype, stored };
                 restored.added.entry(name).or_insert(added);
+            }
+        }
+        for copied in copied {
+            restored.copies.entry(copied.of).or_default().extend(copies.remove(&copied.at));
+            for (place, operand) in copied.readers {
+                let name = graph.node[place].input[operand].clone();
+                restored.operands.entry(place).or_default().push((operand, name));
             }
         }
         restored.dropped = restored.unread(&graph);

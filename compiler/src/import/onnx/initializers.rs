@@ -116,13 +116,15 @@ impl<'a> Importer<'a> {
         {
             return;
         }
-        let message = format!(
-            "{} parameters of the PyTorch module are not in the graph and do not train",
-            missing.len()
-        );
+        let message = match missing.len() {
+            1 => "a parameter of the PyTorch module is not in the graph and does not train".into(),
+            n => format!(
+                "{n} parameters of the PyTorch module are not in the graph and do not train"
+            ),
+        };
         let mut warning = Diagnostic::warning(Code::ParametersMissing, message).help(
-            "they are unused, tied to another, or the exporter computed with them; export with \
-             optimize=False",
+            "unused, tied to another, merged with one of the same values, or computed with by the \
+             exporter; export with optimize=False",
         );
         for name in missing.iter().take(MAX_LISTED) {
             warning = warning.note(name.clone());

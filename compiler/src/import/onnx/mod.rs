@@ -7,6 +7,7 @@
 mod context;
 mod draws;
 mod exporter;
+mod fixed;
 mod folded;
 mod frozen;
 mod function;
@@ -22,6 +23,7 @@ mod restore;
 mod scope;
 mod selected;
 mod selection;
+mod shared;
 mod subgraph;
 mod table;
 mod tensor;
@@ -32,6 +34,7 @@ mod unread;
 
 pub use opset::SUPPORTED as SUPPORTED_OPSETS;
 pub(crate) use restore::{Replacement, replacements};
+pub(crate) use shared::copy_for_modules;
 pub(crate) use subgraph::operands;
 
 use super::dims::{self, DimError, checked_numel};
@@ -125,10 +128,12 @@ pub(crate) fn import_model(
     graph = draws::as_masks(&graph).unwrap_or(graph);
     selection::by_mask(&mut graph);
     let left_out = unread::leave_out(&mut graph);
+    copy_for_modules(&mut graph, &mut budget)?;
     let folder = Folder::of(path, options.allow_external_data);
     let mut importer = Importer::new(&graph, name, folder, opset, options, budget)?;
     importer.from_pytorch = from_pytorch(&model);
-    importer.warnings.extend(left_out);
+    let fixed = if importer.from_pytorch { None } else { fixed::warning(&graph) };
+    importer.warnings.extend(left_out.into_iter().chain(fixed));
     if let Some(Beside { file, bytes, declared }) = beside {
         importer.files.insert(file, bytes);
         importer.declared = Some(declared);

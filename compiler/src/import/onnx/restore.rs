@@ -6,6 +6,7 @@
 
 use super::exporter::{Argument, arguments};
 use super::messages::{GraphProto, NodeProto};
+use super::scope;
 use super::tensor::is_float;
 use super::trainable::listed;
 use std::collections::{HashMap, HashSet};
@@ -53,13 +54,7 @@ pub(crate) struct Replacement {
 
 /// The operands of a graph that stand for a parameter of another name, in the order of the nodes.
 pub(crate) fn replacements(graph: &GraphProto) -> Vec<Replacement> {
-    let parameters = listed(graph, "PARAMETER");
-    if parameters.is_empty() {
-        return vec![];
-    }
-    let nodes: Vec<(usize, &NodeProto)> = graph.node.iter().enumerate().collect();
-    let [buffers, constants] = ["BUFFER", "CONSTANT_TENSOR"].map(|kind| listed(graph, kind));
-    let restored = Restored::new(graph, &nodes, &parameters, &buffers, &constants);
+    let restored = Restored::of(graph);
     let mut found: Vec<Replacement> = (restored.parameters.into_iter())
         .map(|((node, operand), Parameter { name: parameter, transposed })| Replacement {
             node,
@@ -79,6 +74,17 @@ pub(crate) fn replacements(graph: &GraphProto) -> Vec<Replacement> {
 }
 
 impl Restored {
+    /// Reads the calls of a graph as it is stored; nothing without a signature.
+    pub(super) fn of(graph: &GraphProto) -> Restored {
+        let parameters = listed(graph, "PARAMETER");
+        if parameters.is_empty() {
+            return Restored::default();
+        }
+        let nodes: Vec<(usize, &NodeProto)> = graph.node.iter().enumerate().collect();
+        let [buffers, constants] = ["BUFFER", "CONSTANT_TENSOR"].map(|kind| listed(graph, kind));
+        Restored::new(graph, &nodes, &parameters, &buffers, &constants)
+    }
+
     /// Reads the calls; `parameters`, `buffers` and `constants` are the targets of the signature by placeholder.
     pub(super) fn new(
         graph: &GraphProto,
@@ -162,8 +168,63 @@ impl Restored {
                 }
             }
         }
+        restored.without_call(nodes, parameters, &stored);
         restored.kept.extend(graph.output.iter().map(|o| o.name.clone()));
         restored
+    }
+
+    /// Nodes that the optimization wrote have no call, such as the Split of a packed bias: one whose readers are all of a module reads
+    /// the only parameter of that module that is missing, unless its operand is the module's own.
+    fn without_call(
+        &mut self,
+        nodes: &[(usize, &NodeProto)],
+        parameters: &HashMap<String, String>,
+        stored: &HashMap<&str, i64>,
+    ) {
+        let missing = self.missing_of(parameters, |name| stored.contains_key(name));
+        if missing.is_empty() {
+            return;
+        }
+        let mut readers: HashMap<&str, HashSet<String>> = HashMap::new();
+        for (_, node) in nodes {
+            for operand in &node.input {
+                readers.entry(operand).or_default().insert(scope::of(node));
+            }
+        }
+        let mut restored = vec![];
+        for (place, node) in nodes.iter().filter(|(_, node)| arguments(node).is_none()) {
+            let of_results = node.output.iter().filter_map(|o| readers.get(o.as_str())).flatten();
+            let modules: HashSet<&String> = of_results.collect();
+            let [module] = Vec::from_iter(modules)[..] else { continue };
+            let Some([name]) = missing.get(module).map(Vec::as_slice) else { continue };
+            for (i, operand) in node.input.iter().enumerate() {
+                if stored.contains_key(operand.as_str()) && module_of(operand) != module {
+                    let parameter = Parameter { name: name.clone(), transposed: false };
+                    restored.push(((*place, i), parameter));
+                }
+            }
+        }
+        self.parameters.extend(restored);
+    }
+
+    /// The parameters of each module that the graph does not store, and no operand is known to stand for.
+    pub(super) fn missing(&self, graph: &GraphProto) -> HashMap<String, Vec<String>> {
+        let stored: HashSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
+        self.missing_of(&listed(graph, "PARAMETER"), |name| stored.contains(name))
+    }
+
+    fn missing_of(
+        &self,
+        parameters: &HashMap<String, String>,
+        is_stored: impl Fn(&str) -> bool,
+    ) -> HashMap<String, Vec<String>> {
+        let found = self.parameters.values().map(|p| &p.name).chain(self.zero_biases.values());
+        let found: HashSet<&String> = found.collect();
+        let mut missing: HashMap<String, Vec<String>> = HashMap::new();
+        for name in parameters.values().filter(|n| !is_stored(n) && !found.contains(n)) {
+            missing.entry(module_of(name).into()).or_default().push(name.clone());
+        }
+        missing
     }
 
     /// The parameter that the operand stands for.
@@ -185,6 +246,11 @@ impl Restored {
     pub(super) fn keeps(&self, initializer: &str) -> bool {
         self.parameters.is_empty() || self.kept.contains(initializer)
     }
+}
+
+/// The module that a parameter is of.
+fn module_of(name: &str) -> &str {
+    name.rsplit_once('.').map_or("", |(module, _)| module)
 }
 
 /// The role of the operand in PyTorch's operation.

@@ -57,13 +57,18 @@ impl Machine<'_> {
     fn operand(&mut self, content: Content, ty: &TensorType) -> Stated<Operand> {
         match content {
             Content::Table(table, row) => Ok(Operand::Table(table, row)),
-            // Tensors of one axis may be flat groups.
             Content::Flat(flat) if flat.shards > 1 => Ok(Operand::Flat(flat)),
-            Content::Flat(flat) if ty.shape.rank() == 1 && flat.numel > 1 => {
+            // A tensor of one axis and as many elements may be a flat group.
+            Content::Flat(flat) if ty.shape.rank() == 1 && self.may_be_group(&flat) => {
                 Ok(Operand::Flat(flat))
             }
             Content::Flat(flat) => Ok(Operand::One(self.whole(&flat, &ty.shape)?)),
         }
+    }
+
+    /// Whether a tensor has as many elements as a flat group.
+    fn may_be_group(&self, flat: &Flat) -> bool {
+        flat.numel > 1 && self.plan.groups.iter().any(|group| group.numel == flat.numel)
     }
 
     fn node(&mut self, body: &Graph, node: &Node, operands: Vec<Operand>) -> Stated<Vec<Operand>> {
@@ -136,9 +141,8 @@ impl Machine<'_> {
         if flats().any(|f| f.shards != first.shards || f.numel != first.numel) {
             return Err(refused("parts of different tensors meet"));
         }
-        let begins: BTreeSet<usize> = flats().flat_map(|f| f.begins()).collect();
-        let begins: Vec<usize> = begins.into_iter().collect();
-        let cut: Vec<Option<Vec<Piece>>> = (operands.iter())
+        let begins = self.begins(&flats().map(Rc::as_ref).collect::<Vec<_>>());
+        let cut: Vec<Option<Vec<Option<Piece>>>> = (operands.iter())
             .map(|x| if let Operand::Flat(f) = x { Some(f.cut_at(&begins)) } else { None })
             .collect();
         let mut results: Vec<Vec<Piece>> = vec![vec![]; n_results];
@@ -146,10 +150,10 @@ impl Machine<'_> {
         for (k, &begin) in begins.iter().enumerate() {
             let end = begins.get(k + 1).copied().unwrap_or(first.numel);
             let numel = end - begin;
-            let own: Vec<Piece> = cut.iter().flatten().map(|pieces| pieces[k]).collect();
+            let own: Vec<Piece> = cut.iter().flatten().filter_map(|pieces| pieces[k]).collect();
             let made = if own.iter().any(|p| p.what == What::Unknown) {
                 vec![What::Unknown; n_results]
-            } else if own.iter().all(|p| p.what == What::Zero)
+            } else if cut.iter().flatten().all(|p| p[k].is_some_and(|p| p.what == What::Zero))
                 && keeps_zero(op, own.len(), operands.len())
             {
                 vec![What::Zero; n_results]
@@ -158,9 +162,10 @@ impl Machine<'_> {
                 let mut inputs = vec![];
                 for (operand, pieces) in operands.iter().zip(&cut) {
                     inputs.push(match (operand, pieces) {
-                        (Operand::Flat(flat), Some(pieces)) => {
-                            self.piece(pieces[k], flat.dtype, &shape)?
-                        }
+                        (Operand::Flat(flat), Some(pieces)) => match pieces[k] {
+                            Some(piece) => self.piece(piece, flat.dtype, &shape)?,
+                            None => self.segment(flat, begin, &shape)?,
+                        },
                         (Operand::ByGroup(group, values), _) => {
                             let own = group.map(|group| &self.plan.groups[group]);
                             if own.is_some_and(|g| {
@@ -200,6 +205,26 @@ impl Machine<'_> {
         };
         let flats = results.into_iter().zip(dtypes).map(flat);
         Ok(flats.map(|flat| Operand::Flat(Rc::new(flat))).collect())
+    }
+
+    /// The elements at which the pieces begin that an operation works on: those of all operands, but where one has a whole value, others
+    /// are joined.
+    fn begins(&self, flats: &[&Flat]) -> Vec<usize> {
+        let mut begins: BTreeSet<usize> = flats.iter().flat_map(|flat| flat.begins()).collect();
+        for piece in flats.iter().flat_map(|flat| &flat.pieces) {
+            let What::Of(value, 0) = piece.what else { continue };
+            let (begin, end) = (piece.begin, piece.begin + piece.numel);
+            let inside: Vec<usize> = begins.range(begin + 1..end).copied().collect();
+            let is_known =
+                |p: &Piece| p.what != What::Unknown || p.begin >= end || p.begin + p.numel <= begin;
+            let are_known = || flats.iter().flat_map(|flat| &flat.pieces).all(is_known);
+            if !inside.is_empty() && self.numel(value) == piece.numel && are_known() {
+                inside.iter().for_each(|at| {
+                    begins.remove(at);
+                });
+            }
+        }
+        begins.into_iter().collect()
     }
 
     /// The shape in which pieces are computed: that of the first which is all of a value.

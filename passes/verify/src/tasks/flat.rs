@@ -72,15 +72,16 @@ impl Flat {
         self.pieces.iter().map(|piece| piece.begin)
     }
 
-    /// The same tensor with pieces that begin at these elements, which are in order and contain the begins of its own.
-    pub(super) fn cut_at(&self, begins: &[usize]) -> Vec<Piece> {
+    /// Its elements from each of these on to the next: the piece that has them, if one has all.
+    pub(super) fn cut_at(&self, begins: &[usize]) -> Vec<Option<Piece>> {
         let mut own = self.pieces.iter().peekable();
         let ends = begins.iter().skip(1).copied().chain([self.numel]);
         let cut = |(begin, end): (usize, usize)| {
             while own.next_if(|piece| piece.begin + piece.numel <= begin).is_some() {}
-            own.peek().map(|piece| piece.part(begin, end))
+            let piece = own.peek().filter(|piece| end <= piece.begin + piece.numel)?;
+            Some(piece.part(begin, end))
         };
-        begins.iter().copied().zip(ends).filter_map(cut).collect()
+        begins.iter().copied().zip(ends).map(cut).collect()
     }
 }
 

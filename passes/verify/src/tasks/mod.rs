@@ -208,14 +208,16 @@ impl<'a> Machine<'a> {
                     return Err(refused("a part is reduced as a whole"));
                 }
                 let op = ReduceScatter { reduce: *reduce, unit: g.unit, dtype: None };
+                let flat = self.joined(&flat, *group)?;
                 let reduced = self.each(&flat, &Op::ReduceScatter(op))?;
                 self.memory.write(recv, &Rc::new(Flat { shards: g.shards(), ..reduced }))
             }
             Action::AllReduce { group, reduce, send, recv } => {
-                let flat = self.flat(send)?;
+                let mut flat = self.flat(send)?;
                 let (unit, shards) = match group {
-                    Some(group) => {
-                        let group = &self.plan.groups[*group];
+                    Some(id) => {
+                        let group = &self.plan.groups[*id];
+                        flat = self.joined(&flat, *id)?;
                         (Some(group.unit), group.shards())
                     }
                     None => (None, 1),

@@ -3,7 +3,7 @@
 use super::flat::{Flat, Piece, What, is_of_one};
 use super::{Leaf, Machine, Stated, Tasks, refused, rules};
 use frit_ir::ops::{Cast, Expand, StateName};
-use frit_ir::plan::{BufferId, MetricName, Place, Segment};
+use frit_ir::plan::{BufferId, GroupId, MetricName, Place, Segment};
 use frit_ir::{Graph, Op, Origin, OutputKind, Region, Shape, TensorType, ValueId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -221,6 +221,32 @@ impl Machine<'_> {
         let own =
             Flat { dtype: flat.dtype, numel, shards: 1, pieces, gradients: None, resharded: false };
         self.whole(&own, shape)
+    }
+
+    /// The same tensor of a group, with each parameter as one piece: the parts of one whose gradient several tasks write are a
+    /// concatenation in the graph.
+    pub(super) fn joined(&mut self, flat: &Rc<Flat>, group: GroupId) -> Stated<Rc<Flat>> {
+        let plan = self.plan;
+        let group = &plan.groups[group];
+        if flat.numel != group.numel {
+            return Ok(flat.clone());
+        }
+        let mut pieces = flat.pieces.clone();
+        for segment in &group.segments {
+            let (begin, end) = (segment.offset, segment.offset + segment.numel);
+            let [first, after] = [begin, end].map(|at| pieces.partition_point(|p| p.begin < at));
+            let own = &pieces[first..after];
+            let are_parts = own.len() > 1
+                && own.iter().all(|piece| piece.what != What::Unknown)
+                && is_of_one(&own[0], &[*segment])
+                && is_of_one(&own[own.len() - 1], &[*segment]);
+            if are_parts {
+                let value = self.segment(flat, begin, &plan.params[segment.param].ty.shape)?;
+                let whole = Piece { begin, numel: segment.numel, what: What::Of(value, 0) };
+                pieces.splice(first..after, [whole]);
+            }
+        }
+        Ok(Rc::new(Flat { pieces, ..Flat::clone(flat) }))
     }
 
     /// The reduced gradients, of those parameters for which the graph has one.

@@ -1,5 +1,4 @@
-//! Operators composed of a few simpler ones: normalizations, activations, inverse hyperbolic functions, and selections
-//! with constant conditions.
+//! Operators composed of a few simpler ones: normalizations, activations, and selections with constant conditions.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};
@@ -7,9 +6,6 @@ use frit_ir::ops::{BinaryFn, CompareFn, Gather, Reduce, ReduceFn, UnaryFn};
 use frit_ir::{DType, Op, Tensor, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[
-    op("Acosh", &[], acosh),
-    op("Asinh", &[], asinh),
-    op("Atanh", &[], atanh),
     op("Compress", &["axis"], compress),
     op("LpNormalization", &["axis", "p"], lp_normalization),
     op("MeanVarianceNormalization", &["axes"], mean_variance),
@@ -48,40 +44,6 @@ pub(super) fn reduced(
     axes: Vec<usize>,
 ) -> Result<ValueId, Fault> {
     cx.emit(Op::Reduce(Reduce { f, axes, keep_dims: true }), &[x])
-}
-
-/// `sign(x)·ln(1 + |x| + x²/(1 + √(x² + 1)))`, which loses nothing near zero.
-fn asinh(cx: &mut NodeContext<'_>) -> Outcome {
-    let x = cx.input(0)?;
-    let (size, sign) = (unary(cx, UnaryFn::Abs, x)?, unary(cx, UnaryFn::Sign, x)?);
-    let square = binary(cx, BinaryFn::Mul, x, x)?;
-    let root = with_scalar(cx, BinaryFn::Add, square, 1.0)?;
-    let root = unary(cx, UnaryFn::Sqrt, root)?;
-    let below = with_scalar(cx, BinaryFn::Add, root, 1.0)?;
-    let part = binary(cx, BinaryFn::Div, square, below)?;
-    let sum = binary(cx, BinaryFn::Add, size, part)?;
-    let log = unary(cx, UnaryFn::Log1p, sum)?;
-    one(binary(cx, BinaryFn::Mul, sign, log)?)
-}
-
-/// `ln(1 + t + √(2t + t²))` with `t = x − 1`.
-fn acosh(cx: &mut NodeContext<'_>) -> Outcome {
-    let x = cx.input(0)?;
-    let t = with_scalar(cx, BinaryFn::Sub, x, 1.0)?;
-    let next = with_scalar(cx, BinaryFn::Add, x, 1.0)?;
-    let root = binary(cx, BinaryFn::Mul, t, next)?;
-    let root = unary(cx, UnaryFn::Sqrt, root)?;
-    let sum = binary(cx, BinaryFn::Add, t, root)?;
-    one(unary(cx, UnaryFn::Log1p, sum)?)
-}
-
-/// `½·(ln(1 + x) − ln(1 − x))`.
-fn atanh(cx: &mut NodeContext<'_>) -> Outcome {
-    let x = cx.input(0)?;
-    let negated = unary(cx, UnaryFn::Neg, x)?;
-    let (up, down) = (unary(cx, UnaryFn::Log1p, x)?, unary(cx, UnaryFn::Log1p, negated)?);
-    let both = binary(cx, BinaryFn::Sub, up, down)?;
-    one(with_scalar(cx, BinaryFn::Mul, both, 0.5)?)
 }
 
 fn swish(cx: &mut NodeContext<'_>) -> Outcome {

@@ -110,3 +110,13 @@ const fn op(
 fn one(value: frit_ir::ValueId) -> Outcome {
     Ok(vec![value.into()])
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_operator_is_read_in_one_way() {
+        let names = super::names();
+        let twice: Vec<_> = names.windows(2).filter(|w| w[0] == w[1]).collect();
+        assert!(twice.is_empty(), "{twice:?}");
+    }
+}

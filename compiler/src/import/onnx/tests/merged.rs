@@ -51,3 +51,55 @@ fn other_copies_are_the_parameter_itself() {
     });
     assert_eq!(trained(&listed), shared);
 }
+
+/// Two layers, as the dynamo exporter describes them. The packed bias of the second is split by a node that the exporter's optimization
+/// wrote, and was merged with that of the first. `reader` is the module that also reads it.
+fn packed(reader: &str, targets: &[&str]) -> ModelProto {
+    let entry = |key: &str, value: &str| StringStringEntryProto {
+        key: format!("pkg.torch.{key}"),
+        value: value.into(),
+    };
+    let of = |module: &str, arguments: &str, node: NodeProto| {
+        let call = format!(
+            "%l = call_function[target=torch.ops.aten.linear.default](args = ({arguments}))"
+        );
+        let scopes = format!("['', '{module}', 'linear']");
+        let metadata_props = vec![entry("onnx.fx_node", &call), entry("onnx.name_scopes", &scopes)];
+        NodeProto { metadata_props, ..node }
+    };
+    let first = "%x, %p_a_weight, %p_a_bias";
+    let nodes = vec![
+        of("a", first, node("MatMul", &["x", "a.weight"], &["h"])),
+        of("a", first, node("Add", &["h", "a.bias"], &["h1"])),
+        node("Split", &["a.bias", "sizes"], &["b1", "b2"]),
+        of("b", "%h1, %w, %b1", node("Add", &["h1", "b1"], &["h2"])),
+        of(reader, "%h2, %w, %b2", node("Mul", &["h2", "b2"], &["y"])),
+    ];
+    let weights = vec![
+        floats("a.weight", &[2, 2], &[1.0, 0.0, 0.0, 1.0]),
+        floats("a.bias", &[2], &[0.0, 0.0]),
+        ints("sizes", &[1, 1]),
+    ];
+    let inputs = vec![input("x", 1, &[Dim::N(1), Dim::N(2)])];
+    let mut model = model(inputs, weights, nodes, &["y"]);
+    model.producer_name = "pytorch".into();
+    let line = |t: &&str| format!("p_{}: PARAMETER target='{t}'\n", t.replace('.', "_"));
+    let lines: String = ["a.weight", "a.bias"].iter().chain(targets).map(line).collect();
+    let graph = model.graph.as_mut().expect("a graph");
+    graph.metadata_props = vec![entry("export.ExportedProgram.graph_signature", &lines)];
+    model
+}
+
+#[test]
+fn what_the_optimization_splits_is_a_parameter_of_the_module_that_reads_the_parts() {
+    let own = trained(&packed("b", &["b.in_proj_bias"]));
+    assert_eq!(own, ["a.weight", "a.bias", "b.in_proj_bias"]);
+    // Two may be meant, or none is missing.
+    let shared = ["a.weight", "a.bias"];
+    assert_eq!(trained(&packed("b", &["b.in_proj_bias", "b.bias_k"])), shared);
+    assert_eq!(trained(&packed("b", &[])), shared);
+    // Nodes that did the same were merged, too.
+    let both = trained(&packed("c", &["b.in_proj_bias", "c.in_proj_bias"]));
+    assert_eq!(both, ["a.weight", "a.bias", "b.in_proj_bias", "c.in_proj_bias"]);
+    assert_eq!(trained(&packed("c", &["b.in_proj_bias"])), own);
+}

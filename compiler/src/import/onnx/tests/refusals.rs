@@ -104,6 +104,43 @@ fn a_batch_that_the_shapes_hold_may_be_bound_to_the_same_size() {
 }
 
 #[test]
+fn weights_in_constants_are_warned_of() {
+    let constant = |name: &str, dims: &[i64]| {
+        let elements = dims.iter().product::<i64>() as usize;
+        let t = Some(Box::new(floats("", dims, &vec![0.5; elements])));
+        node("Constant", &[], &[name]).with(&[AttributeProto {
+            name: "value".into(),
+            t,
+            r#type: 4,
+            ..Default::default()
+        }])
+    };
+    let nodes = vec![
+        constant("table", &[4, 3]),
+        constant("row", &[1, 3]),
+        constant("half", &[]),
+        node("Identity", &["table"], &["view"]),
+        node("MatMul", &["x", "view"], &["a"]),
+        node("Add", &["a", "row"], &["b"]),
+        node("Mul", &["b", "half"], &["c"]),
+        node("MatMul", &["c", "w"], &["y"]),
+    ];
+    let stored = vec![floats("w", &[3, 2], &[0.5; 6])];
+    let mut network = model(x(), stored, nodes, &["y"]);
+    let warnings = |network: &ModelProto| {
+        let imported = import(network, &batch()).unwrap_or_else(|e| panic!("{e}"));
+        imported.warnings
+    };
+    let said = warnings(&network);
+    assert_eq!((said.len(), said[0].code.as_str()), (1, "W041"));
+    assert_eq!(said[0].message, "the weight `table` is a constant and does not train");
+    assert_eq!(said[0].notes, ["table [4, 3], of MatMul `n_a`"]);
+    // PyTorch's exporters store every parameter as an initializer: a constant is one in the module.
+    network.producer_name = "pytorch".into();
+    assert!(warnings(&network).is_empty());
+}
+
+#[test]
 fn outputs_that_no_loss_can_read_need_no_operators() {
     let nodes = || {
         vec![

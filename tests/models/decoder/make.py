@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+"""Write model.onnx, a decoder of two layers of torch.nn.TransformerDecoderLayer, exported with the dynamo exporter's default optimization,
+which merges the packed biases of all attentions, and the nodes that split them; data.safetensors; and reference.json, PyTorch's losses of
+20 AdamW steps in fp64. Run in this folder; needs torch, onnx, onnxscript, safetensors."""
+import json
+
+import torch
+from onnx import load, save
+from safetensors.torch import save_file
+from torch import nn
+
+STEPS, BATCH, SEQ, WIDTH, VOCAB = 20, 4, 6, 8, 13
+
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, WIDTH)
+        layer = lambda: nn.TransformerDecoderLayer(WIDTH, 2, WIDTH, dropout=0.0, batch_first=True)
+        self.layers = nn.ModuleList([layer(), layer()])
+        self.head = nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, input_ids):
+        memory = x = self.table(input_ids)
+        for layer in self.layers:
+            x = layer(x, memory)
+        return self.head(x)
+
+
+torch.manual_seed(0)
+net = Decoder()
+tokens = torch.randint(0, VOCAB, (STEPS * BATCH, SEQ + 1))
+inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+torch.onnx.export(net, (inputs[:BATCH],), "model.onnx", dynamo=True, external_data=False, input_names=["input_ids"],
+                  output_names=["logits"], dynamic_shapes=({0: torch.export.Dim("batch")},))
+model = load("model.onnx")
+for node in model.graph.node:
+    # Without the stack traces of the machine it was made on.
+    kept = [p for p in node.metadata_props if p.key in ("pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes")]
+    del node.metadata_props[:]
+    node.metadata_props.extend(kept)
+del model.graph.value_info[:]
+save(model, "model.onnx")
+save_file({"input_ids": inputs, "labels": labels}, "data.safetensors")
+net.double()
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.01)
+losses = []
+for at in range(0, STEPS * BATCH, BATCH):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(net(inputs[at : at + BATCH]).flatten(0, 1), labels[at : at + BATCH].flatten())
+    loss.backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    optimizer.step()
+    losses.append(float(loss.detach()))
+open("reference.json", "w").write(json.dumps({"fp64": {"loss": losses}}, indent=1))
