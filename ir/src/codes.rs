@@ -132,7 +132,7 @@ codes! {
     DetachRemoved = "W038": "the exporter removed a `detach()`: gradients flow where PyTorch stops them", "export with `optimize=False`", "a_detach_that_the_exporter_removed_is_warned_of";
     NotReached = "W039": "float tensors of the module were folded into constants or are never read, and do not train", "if they are buffers, list them under `params.ignored`", "folded_batch_normalizations_are_warned_of";
     OutputLeftOut = "W040": "outputs that no loss can read are left out: their operators are not supported", "nothing; `frit export` writes the model with them", "outputs_that_no_loss_can_read_need_no_operators";
-    WeightsAreConstants = "W041": "weights of products are constants in the model, not initializers, and do not train", "the help says how to make initializers of them", "weights_in_constants_are_warned_of";
+    WeightsAreConstants = "W041": "weights of matmuls, convolutions and recurrent layers are constants in the model, not initializers, and do not train", "the help says how to make initializers of them", "weights_in_constants_are_warned_of";
     NoGradientPath = "W061": "parameters listed as trainable receive no gradient", "the notes say where the path ends", "parameters_without_a_gradient_are_named_with_where_it_ends";
     GroupCoversNothing = "W066": "a parameter group matches no parameter", "`frit inspect --view units` lists the names", "patterns_that_cover_nothing_are_said_with_the_nearest_names";
     PatternCoversNothing = "W067": "a pattern of `[params]` matches no parameter", "the help names the nearest names", "patterns_that_cover_nothing_are_said_with_the_nearest_names";

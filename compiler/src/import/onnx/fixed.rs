@@ -14,7 +14,7 @@ const MAX_VIEWS: usize = 4;
 const VIEWS: &[&str] =
     &["Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"];
 
-/// Warns of matrices, and tensors of more axes, that are weights of products, convolutions and recurrences.
+/// Warns of matrices, and tensors of more axes, that are weights of matmuls, convolutions and recurrent layers.
 pub(super) fn warning(graph: &GraphProto) -> Option<Diagnostic> {
     let mut found = Found::default();
     found.graph(graph, false);

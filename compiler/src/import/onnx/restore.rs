@@ -8,7 +8,7 @@ use super::exporter::{Argument, arguments};
 use super::messages::{GraphProto, NodeProto};
 use super::scope;
 use super::tensor::is_float;
-use super::trainable::listed;
+use super::trainable::{listed, places};
 use std::collections::{HashMap, HashSet};
 
 /// The role of an operand.
@@ -168,15 +168,17 @@ impl Restored {
                 }
             }
         }
-        restored.without_call(nodes, parameters, &stored);
+        restored.without_call(graph, nodes, parameters, &stored);
         restored.kept.extend(graph.output.iter().map(|o| o.name.clone()));
         restored
     }
 
     /// Nodes that the optimization wrote have no call, such as the Split of a packed bias: one whose readers are all of a module reads
-    /// the only parameter of that module that is missing, unless its operand is the module's own.
+    /// the only parameter of that module that is missing, unless its operand is the module's own. Of equal tensors the optimization keeps
+    /// the first; where a later one is kept, the other is a second name of it.
     fn without_call(
         &mut self,
+        graph: &GraphProto,
         nodes: &[(usize, &NodeProto)],
         parameters: &HashMap<String, String>,
         stored: &HashMap<&str, i64>,
@@ -185,6 +187,7 @@ impl Restored {
         if missing.is_empty() {
             return;
         }
+        let places = places(graph);
         let mut readers: HashMap<&str, HashSet<String>> = HashMap::new();
         for (_, node) in nodes {
             for operand in &node.input {
@@ -198,7 +201,13 @@ impl Restored {
             let [module] = Vec::from_iter(modules)[..] else { continue };
             let Some([name]) = missing.get(module).map(Vec::as_slice) else { continue };
             for (i, operand) in node.input.iter().enumerate() {
-                if stored.contains_key(operand.as_str()) && module_of(operand) != module {
+                let of_name = places.get(name.as_str());
+                let is_earlier =
+                    places.get(operand.as_str()).is_some_and(|place| Some(place) < of_name);
+                if stored.contains_key(operand.as_str())
+                    && module_of(operand) != module
+                    && is_earlier
+                {
                     let parameter = Parameter { name: name.clone(), transposed: false };
                     restored.push(((*place, i), parameter));
                 }

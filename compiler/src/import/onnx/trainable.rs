@@ -344,6 +344,13 @@ pub(super) fn listed(graph: &GraphProto, kind: &str) -> HashMap<String, String> 
         .collect()
 }
 
+/// The number of each target's line in the signature.
+pub(super) fn places(graph: &GraphProto) -> HashMap<&str, usize> {
+    let text = graph.metadata_props.iter().find(|e| e.key == SIGNATURE);
+    let targets = text.into_iter().flat_map(|e| signature(&e.value)).map(|(_, _, target)| target);
+    targets.enumerate().map(|(place, target)| (target, place)).collect()
+}
+
 /// `p_w: PARAMETER target='w'` per line → what each target is.
 fn read_signature(text: &str) -> HashMap<String, String> {
     signature(text).map(|(_, kind, target)| (target.to_string(), kind.to_string())).collect()

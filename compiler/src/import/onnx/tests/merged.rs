@@ -98,6 +98,11 @@ fn what_the_optimization_splits_is_a_parameter_of_the_module_that_reads_the_part
     let shared = ["a.weight", "a.bias"];
     assert_eq!(trained(&packed("b", &["b.in_proj_bias", "b.bias_k"])), shared);
     assert_eq!(trained(&packed("b", &[])), shared);
+    // A name before the one that is stored is a second name of it.
+    let mut tied = packed("b", &["b.in_proj_bias"]);
+    let signature = &mut tied.graph.as_mut().expect("a graph").metadata_props[0].value;
+    *signature = signature.lines().rev().map(|line| format!("{line}\n")).collect();
+    assert_eq!(trained(&tied), shared);
     // Nodes that did the same were merged, too.
     let both = trained(&packed("c", &["b.in_proj_bias", "c.in_proj_bias"]));
     assert_eq!(both, ["a.weight", "a.bias", "b.in_proj_bias", "c.in_proj_bias"]);
