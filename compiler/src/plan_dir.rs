@@ -23,10 +23,18 @@ pub enum Stored {
     None,
 }
 
+/// Checks, before a model is compiled, that its plan can be written here.
+///
+/// # Errors
+/// As [`plan_dir::check_free`].
+pub fn check_free(path: &Path) -> Result<(), Report> {
+    plan_dir::check_free(path).map_err(|e| e.diagnostic().into())
+}
+
 /// Writes a plan directory beside `path` and moves it there; an older plan at `path` is replaced.
 ///
 /// # Errors
-/// If the file system refuses, or `path` exists and is no plan.
+/// If the file system refuses, or something else than a plan is at `path`.
 pub fn write(path: &Path, compiled: &Compiled, stored: Stored) -> Result<(), Report> {
     let Compiled { plan, object, weights, constants, evaluation, source, pass_trace } = compiled;
     let references = (stored == Stored::Reference).then(|| references(plan, weights));

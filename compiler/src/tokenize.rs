@@ -33,7 +33,8 @@ const KINDS: [&str; 2] = ["train", "validation"];
 pub struct Options {
     /// The `tokenizer.json`, or a folder that has it.
     pub tokenizer: PathBuf,
-    /// `.jsonl` files, of which each line is a document, and text files; each may be compressed with gzip.
+    /// Files of JSON lines, of which each is a document, and text files; each may be compressed with gzip. JSON lines are known by the name
+    /// `.jsonl`, or by a first line that is an object with the field.
     pub texts: Vec<PathBuf>,
     /// The field of a line that has the text.
     pub field: String,
@@ -208,7 +209,7 @@ struct Run {
 
 impl Run {
     fn read(&mut self, path: &Path, options: &Options) -> Result<(), Diagnostic> {
-        let Text { mut lines, is_json, read } = Text::open(path)?;
+        let Text { mut lines, is_json, read } = Text::open(path, &options.field)?;
         let before = self.done;
         if !is_json && !options.lines {
             let mut bytes = Vec::new();
@@ -320,7 +321,7 @@ const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
 
 impl Text {
-    fn open(path: &Path) -> Result<Text, Diagnostic> {
+    fn open(path: &Path, field: &str) -> Result<Text, Diagnostic> {
         let read = Rc::new(Cell::new(0));
         let file = File::open(path).map_err(|e| unreadable(path, e))?;
         let file = Counted { file, read: Rc::clone(&read) };
@@ -333,17 +334,22 @@ impl Text {
             return Err(refuse(format!("{} is compressed with zstd", path.display())).help(help));
         }
         let mut name = path.to_path_buf();
+        if name.extension().is_some_and(|e| e.eq_ignore_ascii_case("gz")) {
+            name.set_extension("");
+        }
         if begins(&mut lines, &GZIP)? {
             lines = Box::new(BufReader::with_capacity(1 << 20, MultiGzDecoder::new(lines)));
-            if name.extension().is_some_and(|e| e.eq_ignore_ascii_case("gz")) {
-                name.set_extension("");
-            }
         }
         if begins(&mut lines, &BYTE_ORDER_MARK)? {
             lines.consume(BYTE_ORDER_MARK.len());
         }
         let extension = name.extension().map(|e| e.to_string_lossy().to_lowercase());
-        let is_json = matches!(extension.as_deref(), Some("jsonl" | "ndjson" | "json"));
+        let is_named = matches!(extension.as_deref(), Some("jsonl" | "ndjson" | "json"));
+        // Files of other names may hold the same.
+        let begin = lines.fill_buf().map_err(|e| unreadable(path, e))?;
+        let first = begin.split(|b| *b == b'\n').next().unwrap_or_default();
+        let first = str::from_utf8(first).unwrap_or_default();
+        let is_json = is_named || self::field(first, field).is_ok();
         Ok(Text { lines, is_json, read })
     }
 }

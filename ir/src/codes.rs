@@ -125,7 +125,7 @@ codes! {
     DocumentsMix = "E240": "with `data.document_separator`, the model joins tokens otherwise than by attention, or reads no single sequence of tokens", "remove the key, and give each document an example of its own", "models_that_join_tokens_otherwise_are_refused";
     DropoutEscapes = "E230": "the mask of a dropout is read by an operation that evaluation needs", "use the result of the dropout as the operand instead", "masks_are_read_by_choices_and_casts_alone";
     // Warnings.
-    ParametersMissing = "W030": "parameters of the PyTorch module are missing in the exported graph", "export with `optimize=False`", "parameters_that_an_exporter_computed_with_are_warned_of";
+    ParametersMissing = "W030": "parameters of the PyTorch module, or a part of what reads them, are missing in the exported graph", "export with `optimize=False`", "parameters_that_an_exporter_computed_with_are_warned_of";
     BatchNormFolded = "W035": "batch normalizations were folded into convolutions and do not train", "export the module in training mode, without constant folding", "folded_batch_normalizations_are_warned_of";
     BatchNormFixed = "W036": "batch normalizations use fixed running statistics", "set `model.batch_norm = \"train\"` to use batch statistics", "as_exported_keeps_running_statistics_with_a_warning";
     TiedCopies = "W037": "two parameters have equal elements and train separately", "if they are tied, set `model.tie_weights = true`", "a_transposed_copy_is_warned_of_or_tied";

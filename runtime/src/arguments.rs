@@ -65,7 +65,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub validation: Vec<PathBuf>,
     /// Steps between validations; by default those between checkpoints.
-    #[arg(long, value_name = "STEPS", requires = "validation", value_parser = at_least_one)]
+    #[arg(long, value_name = "STEPS", value_parser = at_least_one)]
     pub validate_every: Option<usize>,
     /// Stop early after this many consecutive validations without a new lowest loss.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
@@ -135,7 +135,8 @@ impl Arguments {
         // Without checkpoints there is nothing to save before exiting.
         let stop = checkpoint.as_ref().map(|_| interrupt::watch()).transpose();
         let (every, tokens) = (self.validate_every, self.token_dtype);
-        let validation = (!self.validation.is_empty())
+        // Without files, those of the plan.
+        let validation = (!self.validation.is_empty() || every.is_some())
             .then(|| ValidationOptions { data: Source::new(self.validation, tokens), every });
         Ok(RunOptions {
             steps: self.steps,

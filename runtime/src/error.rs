@@ -128,9 +128,23 @@ pub enum RunError {
         "the plan keeps no moving average of its parameters; compile it with --set optimizer.ema=0.999"
     )]
     NoEma,
+    /// The plan has no loss.
+    #[error(
+        "the plan only evaluates: it has no loss that trains; compile it with a loss.kind other than \"none\", or evaluate it with `frit eval`"
+    )]
+    OnlyEvaluates,
+    /// All labels of the data are ignored.
+    #[error("--data: {0}; give labels, or compile with another loss.ignore_index")]
+    NothingCounts(String),
+    /// Validations without examples.
+    #[error(
+        "--validate-every needs examples: give --validation FILE, or compile the plan with data.validation"
+    )]
+    NoValidation,
     /// Early stopping without validations.
     #[error(
-        "--patience counts validations: give --validation FILE with --validate-every STEPS, or --checkpoint-every STEPS"
+        "--patience counts validations: give --validation FILE, or compile the plan with data.validation, and --validate-every STEPS or \
+         --checkpoint-every STEPS"
     )]
     Patience,
     /// The evaluation plan stores a parameter differently from the training plan.

@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::dump::{self, Examples, Outputs};
 use crate::initialize::initialize;
 use crate::outputs;
-use crate::plan_dir::PlanDir;
+use crate::plan_dir::{self, PlanDir};
 use crate::save::Tensors;
 use crate::session::{self, Session, Work};
 use crate::starting::{self, Others, Replaced};
@@ -249,7 +249,9 @@ pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
     };
     let trained = trained(&dir);
     let checkpoint = options.checkpoint.as_deref().map(Checkpoint::open).transpose()?;
-    let (weights, ignored) = (&options.weights, Others::Ignored);
+    let training = plan_dir::read(&options.plan).ok().filter(|plan| plan.eval.is_none());
+    let ignored = training.as_ref().map_or(Others::Ignored, Others::Of);
+    let weights = &options.weights;
     let replaced = match &checkpoint {
         None => starting::read(weights, &dir, &trained, ignored)?,
         Some(c) if c.index.left_out.is_empty() && !weights.is_empty() => {

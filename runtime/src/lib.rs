@@ -25,7 +25,7 @@ pub mod memory;
 pub mod metrics;
 pub mod numerics;
 mod orders;
-mod outputs;
+pub mod outputs;
 pub mod plan_dir;
 pub mod program;
 pub mod progress;

@@ -2,12 +2,12 @@
 
 use crate::RunError;
 use crate::checkpoint::lock::{Run, wall_time};
-use crate::files::Sink;
+use crate::files::{self, Sink};
 use crate::tensorboard;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
-use std::io::Write;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read as _, Write};
 use std::path::{Path, PathBuf};
 
 /// The metrics of one step.
@@ -149,21 +149,23 @@ impl Writer {
         Writer { events, ..self }
     }
 
-    /// Opens the file to continue with step `step`: an incomplete last line, and lines of this step and later ones, are
-    /// removed.
+    /// Opens the file to continue with step `step` what these runs before began: an incomplete last line, and their lines of this step and
+    /// later ones, are removed.
     ///
     /// # Errors
     /// If it cannot be read or written.
     pub(crate) fn resume(
         path: Option<&Path>,
-        run: Run,
+        (run, before): (Run, &[String]),
         plan: &str,
         step: usize,
     ) -> Result<Self, RunError> {
         if let Some(path) = path.filter(|p| p.is_file()) {
             let bytes = std::fs::read(path).map_err(RunError::io(path))?;
-            let file = OpenOptions::new().write(true).open(path).map_err(RunError::io(path))?;
-            file.set_len(kept(&bytes, step) as u64).map_err(RunError::io(path))?;
+            let kept = kept(&bytes, step, before);
+            if kept != bytes {
+                files::write(path, &kept).map_err(RunError::io(path))?;
+            }
         }
         Writer::open(path, run, plan)
     }
@@ -235,20 +237,50 @@ fn append(file: &mut Sink, line: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Length of the file without the lines at its end that are incomplete, or of step `step` or later.
-fn kept(bytes: &[u8], step: usize) -> usize {
-    let mut end = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
-    while end > 0 {
-        let begin = bytes[..end - 1].iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
-        let line: Option<serde_json::Value> = serde_json::from_slice(&bytes[begin..end]).ok();
-        let number = line.and_then(|line| line["step"].as_u64());
-        if number.is_some_and(|n| n < step as u64) {
-            break;
-        }
-        end = begin;
-    }
-    end
+/// What a line names.
+#[derive(Deserialize)]
+struct Read {
+    step: u64,
+    #[serde(default)]
+    run: String,
 }
+
+/// The lines of a file without incomplete ones at its end, and without those of these runs of step `step` and later ones.
+fn kept(bytes: &[u8], step: usize, runs: &[String]) -> Vec<u8> {
+    let read = |line: &[u8]| serde_json::from_slice::<Read>(line).ok();
+    let mut lines: Vec<&[u8]> = bytes.split_inclusive(|b| *b == b'\n').collect();
+    while lines.last().is_some_and(|line| !line.ends_with(b"\n") || read(line).is_none()) {
+        lines.pop();
+    }
+    let is_own = |run: &String| run.is_empty() || runs.contains(run);
+    let is_again = |line: Read| line.step >= step as u64 && is_own(&line.run);
+    lines.retain(|line| !read(line).is_some_and(is_again));
+    lines.concat()
+}
+
+/// Checks that a file that has lines has those of metrics.
+///
+/// # Errors
+/// If the first is none.
+pub(crate) fn check(path: &Path) -> Result<(), RunError> {
+    if !holds_lines(path) {
+        return Ok(());
+    }
+    let mut first = Vec::new();
+    let read = File::open(path)
+        .and_then(|file| BufReader::new(file).take(LONGEST).read_until(b'\n', &mut first));
+    read.map_err(RunError::io(path))?;
+    // The line of a run that was killed may be incomplete.
+    let is_torn = !first.ends_with(b"\n") && first.starts_with(b"{\"step\":");
+    if is_torn || serde_json::from_slice::<Read>(&first).is_ok() {
+        return Ok(());
+    }
+    let reason = "has lines that are no metrics; give another name".into();
+    Err(RunError::Output { option: "--metrics", path: path.into(), reason })
+}
+
+/// No line is longer.
+const LONGEST: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -256,17 +288,42 @@ mod tests {
 
     #[test]
     fn lines_from_the_step_on_and_torn_ones_are_cut() {
-        let line = |step: usize| format!("{{\"step\":{step},\"loss\":1.5}}\n");
-        let whole: String = (0..5).map(line).collect();
-        let two: usize = (0..2).map(|s| line(s).len()).sum();
+        let line = |step: usize, run: &str| format!("{{\"step\":{step},\"run\":\"{run}\"}}\n");
+        let lines = |steps: std::ops::Range<usize>, run: &str| -> String {
+            steps.map(|step| line(step, run)).collect()
+        };
+        let runs = ["a".to_string(), "b".to_string()];
+        let after = |text: &str, step: usize| {
+            String::from_utf8(kept(text.as_bytes(), step, &runs)).expect("text")
+        };
+        let whole = lines(0..5, "a");
         for torn in ["", "{\"step\":5,\"lo", "{\"st\n", "\n"] {
-            let bytes = format!("{whole}{torn}");
-            assert_eq!(kept(bytes.as_bytes(), 2), two, "{torn:?}");
-            assert_eq!(kept(bytes.as_bytes(), 5), whole.len(), "{torn:?}");
-            assert_eq!(kept(bytes.as_bytes(), 0), 0);
+            let text = format!("{whole}{torn}");
+            assert_eq!(after(&text, 2), lines(0..2, "a"), "{torn:?}");
+            assert_eq!(after(&text, 5), whole, "{torn:?}");
+            assert_eq!(after(&text, 0), "");
         }
-        // Lines of an earlier run are kept.
-        let earlier = format!("{whole}{}{}", line(0), line(1));
-        assert_eq!(kept(earlier.as_bytes(), 1), whole.len() + line(0).len());
+        // Another run may have written before, in between and behind.
+        let other = lines(0..7, "c");
+        let text = format!("{other}{whole}{other}{}{other}", lines(3..6, "b"));
+        assert_eq!(after(&text, 3), format!("{other}{}{other}{other}", lines(0..3, "a")));
+    }
+
+    #[test]
+    fn a_file_of_something_else_is_refused() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("m.jsonl");
+        assert!(check(&path).is_ok());
+        for (text, is_one) in [
+            ("", true),
+            ("{\"step\":0,\"loss\":1.5}\n", true),
+            ("{\"step\":0,\"lo", true),
+            ("{\"text\":\"a\"}\n", false),
+            ("notes\n", false),
+            ("\u{1}\0\0{", false),
+        ] {
+            std::fs::write(&path, text).expect("written");
+            assert_eq!(check(&path).is_ok(), is_one, "{text:?}");
+        }
     }
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 ///
 /// # Errors
 /// The first that cannot be written, that two options name, or that is also read.
-pub(crate) fn check(
+pub fn check(
     outputs: &[(&'static str, Option<&Path>)],
     read: &[(&'static str, &Path)],
 ) -> Result<(), RunError> {
@@ -32,8 +32,8 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// The files that a plan directory has and a run reads.
-pub(crate) fn files_of(plan: &Path) -> Vec<PathBuf> {
+/// The files that a plan directory has and a run reads; none of another directory.
+pub fn files_of(plan: &Path) -> Vec<PathBuf> {
     let kernels = [DeviceType::Cpu, DeviceType::Cuda].map(layout::kernels);
     let own = [layout::PLAN, layout::WEIGHTS, layout::REFERENCES, layout::PASS_TRACE];
     let own: Vec<&str> = own.into_iter().chain(kernels.iter().map(String::as_str)).collect();

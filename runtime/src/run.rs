@@ -23,7 +23,7 @@ use crate::validation::{Examples, Validation, ValidationOptions};
 use frit_comm::launch::Launch;
 use frit_data::{Data, Source};
 use frit_ir::counted;
-use frit_ir::plan::{Plan, sha256_hex};
+use frit_ir::plan::{PhaseName, Plan, sha256_hex};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -157,12 +157,14 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
     check_options(&dir.plan, options)?;
     let named = dir.plan.validation.as_ref();
     let named = named.map(|file| Source::new(vec![file.into()], options.data.tokens));
-    let validation = match options.validation.as_ref().map(|v| v.data.clone()).or(named) {
+    let given = options.validation.as_ref().map(|v| v.data.clone());
+    let validation = match given.filter(|data| !data.files.is_empty()).or(named) {
         Some(data) => {
             let validation = Validation::open(&dir)?;
             let examples = validation.examples(&data)?;
             Some((validation, Some(examples)))
         }
+        None if options.validation.is_some() => return Err(RunError::NoValidation),
         None => None,
     };
     check_patience(options, validation.is_some())?;
@@ -177,6 +179,9 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
 /// # Errors
 /// What the plan does not have.
 pub(crate) fn check_options(plan: &Plan, options: &RunOptions) -> Result<(), RunError> {
+    if plan.phase(PhaseName::Update).is_none() {
+        return Err(RunError::OnlyEvaluates);
+    }
     hyper::check(plan, &options.hyper)?;
     if options.save_ema.is_some() && !save::has_ema(plan) {
         return Err(RunError::NoEma);
@@ -220,7 +225,9 @@ pub(crate) fn train<'a>(
     let steps = steps(resumed.as_ref());
     if let Steps::Files { data, .. } = &steps {
         notes.extend(data.misplaced_labels());
-        notes.extend(data.ignored_labels());
+        if let Some(what) = data.ignored_labels() {
+            return Err(RunError::NothingCounts(what));
+        }
     }
     let validated = validated.flatten();
     let of_validation = validated.as_ref().and_then(|examples| examples.0.ignored_labels());
@@ -236,6 +243,7 @@ pub(crate) fn train<'a>(
         resumed,
         refused: refusal.is_some(),
         run,
+        before: lock.as_ref().map_or(vec![], |lock| lock.before.clone()),
         validation,
         validated,
         dir,
@@ -297,7 +305,8 @@ fn take_outputs(
         ("--numerics", &options.numerics),
     ];
     let data = if options.data.files.is_empty() { vec![] } else { options.data.paths()? };
-    let validation = options.validation.as_ref().map(|v| v.data.paths()).transpose()?;
+    let validation = options.validation.as_ref().filter(|v| !v.data.files.is_empty());
+    let validation = validation.map(|v| v.data.paths()).transpose()?;
     let named = data.iter().map(|path| ("--data", path.as_path()));
     let validated = validation.iter().flatten().map(|path| ("--validation", path.as_path()));
     let weights = options.weights.iter().map(|path| ("--weights", path.as_path()));
@@ -305,7 +314,21 @@ fn take_outputs(
     let of_plan = of_plan.iter().map(|path| ("the plan", path.as_path()));
     let read: Vec<_> = named.chain(validated).chain(weights).chain(of_plan).collect();
     outputs::check(&outputs.map(|(option, path)| (option, path.as_deref())), &read)?;
+    options.metrics.as_deref().map_or(Ok(()), metrics::check)?;
     options.checkpoint.as_ref().map(|c| lock::take(c, run)).transpose()
+}
+
+/// That a validation may find the best model where no checkpoint keeps it.
+fn unsaved_best(options: &RunOptions) -> Option<String> {
+    let validated = options.validation.as_ref()?.every?;
+    let saved = options.checkpoint.as_ref()?.every;
+    if saved.is_some_and(|saved| validated.is_multiple_of(saved)) {
+        return None;
+    }
+    let saved = saved.map_or("only the last step".into(), |n| format!("every {n} steps"));
+    Some(format!(
+        "the best model may not be kept: validations are every {validated} steps, checkpoints {saved}; give --checkpoint-every {validated}"
+    ))
 }
 
 /// Notes for the user before the first step.
@@ -315,6 +338,7 @@ fn notes(
     lock: Option<&lock::Lock>,
 ) -> Vec<String> {
     let mut notes: Vec<String> = lock.and_then(|l| l.warning.clone()).into_iter().collect();
+    notes.extend(unsaved_best(options));
     let resumes = options.checkpoint.as_ref().filter(|c| c.resume);
     if let Some((options, checkpoint)) = resumes.zip(resumed)
         && !options.names_latest()

@@ -12,7 +12,7 @@ use crate::convert::converted;
 use crate::left_out::{self, AllLeftOut};
 use crate::plan_dir::PlanDir;
 use crate::save::{self, Tensors};
-use crate::weight_files::{self, PEFT_PREFIX};
+use crate::weight_files::{self, PEFT_PREFIX, is_buffer};
 use crate::weight_names::{self, Names};
 use frit_data::Batch;
 use frit_ir::plan::{ParamHome, ParamId, ParamSpec, Plan};
@@ -25,16 +25,14 @@ use std::path::{Path, PathBuf};
 
 /// Maximum names of one kind that an error lists.
 const LISTED: usize = 8;
-/// The last parts of names of float buffers that do not show by their content: what older versions of transformers added where a mask
-/// is zero, and the frequencies of rotary embeddings.
-const BUFFERS: [&str; 3] = ["masked_bias", "inv_freq", "original_inv_freq"];
-
 /// How tensors that are not parameters of the plan are treated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Others {
+#[derive(Clone, Copy)]
+pub(crate) enum Others<'a> {
     /// They are errors.
     Refused,
-    /// They are ignored: an evaluation reads fewer parameters than the training.
+    /// They are, but for parameters of this plan: an evaluation reads fewer than the training.
+    Of(&'a Plan),
+    /// They are ignored, as the training is not known.
     Ignored,
 }
 
@@ -55,7 +53,7 @@ pub(crate) fn read(
     paths: &[PathBuf],
     dir: &PlanDir,
     plan: &Plan,
-    others: Others,
+    others: Others<'_>,
 ) -> Result<Replaced, RunError> {
     if paths.is_empty() {
         return Ok(Replaced::default());
@@ -65,6 +63,7 @@ pub(crate) fn read(
         found.add(&weight_files::expand(path)?, plan, others)?;
     }
     found.missing(plan, Base::Suffices);
+    found.nothing(plan);
     let all: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
     found.refuse(Path::new(&all.join(", ")))?;
     for (path, left_out) in &found.left_out {
@@ -113,7 +112,7 @@ pub(crate) fn base(
     paths: &[PathBuf],
     dir: &PlanDir,
     plan: &Plan,
-    others: Others,
+    others: Others<'_>,
 ) -> Result<Replaced, RunError> {
     let left_out = &checkpoint.index.left_out;
     if left_out.is_empty() {
@@ -160,7 +159,7 @@ impl Found {
     }
 
     /// Adds files that name their tensors alike: one, or the shards of a model.
-    fn add(&mut self, paths: &[PathBuf], plan: &Plan, others: Others) -> Result<(), RunError> {
+    fn add(&mut self, paths: &[PathBuf], plan: &Plan, others: Others<'_>) -> Result<(), RunError> {
         let map = |path: &PathBuf| {
             let file = File::open(path).map_err(RunError::io(path))?;
             // SAFETY: the map is only read, and gone when this function ends.
@@ -195,12 +194,15 @@ impl Found {
     fn take(
         &mut self,
         plan: &Plan,
-        others: Others,
+        others: Others<'_>,
         tensors: &BTreeMap<&str, View<'_>>,
         path: &Path,
     ) {
-        let params: BTreeMap<&str, &[usize]> =
-            plan.params.iter().map(|p| (p.name.as_str(), p.ty.shape.dims())).collect();
+        let training = if let Others::Of(training) = others { Some(training) } else { None };
+        let more = training.into_iter().flat_map(|plan| &plan.params);
+        let params: BTreeMap<&str, &[usize]> = (plan.params.iter().chain(more))
+            .map(|p| (p.name.as_str(), p.ty.shape.dims()))
+            .collect();
         let shapes = tensors.iter().map(|(name, (_, shape, _))| (*name, shape.as_slice()));
         let same = |a: &str, b: &str| tensors[a].0 == tensors[b].0 && tensors[a].2 == tensors[b].2;
         let Names { tensors: named, copies, notes } =
@@ -224,13 +226,15 @@ impl Found {
             }
         }
         let own: BTreeSet<&str> = named.values().copied().chain(copies).collect();
-        // An evaluation reads fewer parameters than a training has, but none of another model.
         let is_refused = |name: &&str| {
-            others == Others::Refused || own.is_empty() || name.starts_with(PEFT_PREFIX)
+            !matches!(others, Others::Ignored) || own.is_empty() || name.starts_with(PEFT_PREFIX)
         };
         let unknown = tensors.keys().copied().filter(|name| !own.contains(name));
         let (buffers, unknown): (Vec<&str>, Vec<&str>) =
-            unknown.filter(is_refused).partition(|name| is_buffer(name, &tensors[name]));
+            unknown.filter(is_refused).partition(|name| {
+                let (dtype, shape, bytes) = &tensors[name];
+                is_buffer(name, *dtype, shape, bytes)
+            });
         if let [first, others @ ..] = &buffers[..] {
             let what = match others.len() {
                 0 => format!("the buffer `{first}` is not read"),
@@ -254,6 +258,18 @@ impl Found {
             !(is_there(&p.name) || is_left_out(&p.name) || of_base && trains(*i) || of_model)
         };
         self.missing = used.filter(lacks).map(|(_, p)| format!("`{}`", p.name)).collect();
+    }
+
+    /// Records all parameters as missing if the files have none, nor say that they leave them out.
+    fn nothing(&mut self, plan: &Plan) {
+        let is_adapter = !self.left_out.is_empty() || self.has_adapter;
+        if is_adapter
+            || !(self.all.is_empty() && self.misfits.is_empty() && self.missing.is_empty())
+        {
+            return;
+        }
+        let used = plan.params.iter().filter(|p| p.home != ParamHome::Unused);
+        self.missing = used.map(|p| format!("`{}`", p.name)).collect();
     }
 
     fn refuse(&mut self, path: &Path) -> Result<(), RunError> {
@@ -286,35 +302,6 @@ fn listed(what: &str, names: &[String]) -> String {
     format!("{} {what}: {shown}{more}", names.len())
 }
 
-/// Whether a tensor that is no parameter of the plan is none of any model: it has integers, is a causal mask, or has the name of a buffer.
-fn is_buffer(name: &str, (dtype, shape, bytes): &View<'_>) -> bool {
-    match dtype {
-        Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16 => {
-            let last = name.rsplit('.').next().unwrap_or(name);
-            BUFFERS.contains(&last) || is_causal_mask(shape, bytes)
-        }
-        Dtype::BOOL | Dtype::U8 | Dtype::I8 | Dtype::I16 | Dtype::I32 | Dtype::I64 => true,
-        _ => false,
-    }
-}
-
-/// Whether the last two dimensions are equal, all others 1, and the elements are zero above the diagonal and else equal and not zero.
-fn is_causal_mask(shape: &[usize], bytes: &[u8]) -> bool {
-    let [others @ .., rows, columns] = shape else { return false };
-    if rows != columns || *rows < 2 || others.iter().any(|n| *n != 1) {
-        return false;
-    }
-    let size = bytes.len() / (rows * columns);
-    let one = &bytes[..size];
-    let is_zero = |element: &[u8]| element.iter().all(|byte| *byte == 0);
-    let mut elements = bytes.chunks_exact(size).enumerate();
-    !is_zero(one)
-        && elements.all(|(i, element)| match i % columns <= i / columns {
-            true => element == one,
-            false => is_zero(element),
-        })
-}
-
 /// The little-endian elements of a stored tensor in the plan's type; `None` if its type does not fit.
 fn widened(dtype: Dtype, shape: &[usize], bytes: &[u8], wanted: &TensorType) -> Option<Vec<u8>> {
     if shape != wanted.shape.dims() {
@@ -340,9 +327,8 @@ mod tests {
     fn buffers_are_told_from_parameters() {
         let floats =
             |values: &[f32]| -> Vec<u8> { values.iter().flat_map(|x| x.to_le_bytes()).collect() };
-        let is = |name: &str, dtype, shape: &[usize], bytes: &[u8]| {
-            is_buffer(name, &(dtype, shape.to_vec(), bytes))
-        };
+        let is =
+            |name: &str, dtype, shape: &[usize], bytes: &[u8]| is_buffer(name, dtype, shape, bytes);
         assert!(is("bert.embeddings.position_ids", Dtype::I64, &[1, 2], &[0; 16]));
         assert!(is("bn1.num_batches_tracked", Dtype::I64, &[], &[0; 8]));
         assert!(is("layers.0.rotary_emb.inv_freq", Dtype::F32, &[1], &floats(&[1.0])));

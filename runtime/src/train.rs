@@ -78,6 +78,8 @@ pub(crate) struct Training<'a> {
     pub(crate) notes: Vec<String>,
     /// Identity of this run.
     pub(crate) run: Run,
+    /// The runs that it continues, known to rank 0.
+    pub(crate) before: Vec<String>,
     /// The validation between steps, or on order.
     pub(crate) validation: Option<Validation>,
     /// The examples of the validation between steps.
@@ -156,7 +158,7 @@ impl Training<'_> {
         let metrics = self.options.metrics.as_deref().filter(|_| rank == 0);
         let resumes = self.options.checkpoint.as_ref().is_some_and(|c| c.resume);
         let writer = match resumes {
-            true => Writer::resume(metrics, run, &self.dir.hash, self.start),
+            true => Writer::resume(metrics, (run, &self.before), &self.dir.hash, self.start),
             false => Writer::open(metrics, run, &self.dir.hash),
         }?;
         let folder = self.options.tensorboard.as_deref().filter(|_| rank == 0);

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, HashMap};
 /// Validation options of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValidationOptions {
-    /// The examples.
+    /// The examples; without files, those that the plan names.
     pub data: Source,
     /// Steps between validations; by default those between checkpoints. There is also one after the last step.
     pub every: Option<usize>,

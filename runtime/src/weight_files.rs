@@ -1,6 +1,7 @@
 //! Files of weights as other libraries write them: shards with an index and folders (Hugging Face), adapters (PEFT).
 
 use crate::RunError;
+use safetensors::Dtype;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -52,6 +53,39 @@ fn shards(index: &Path) -> Result<Vec<PathBuf>, RunError> {
 fn read(path: &Path) -> Result<Value, RunError> {
     let text = std::fs::read_to_string(path).map_err(RunError::io(path))?;
     serde_json::from_str(&text).map_err(|e| RunError::data(path, e.to_string()))
+}
+
+/// The last parts of names of float buffers that do not show by their content: what older versions of transformers added where a mask
+/// is zero, and the frequencies of rotary embeddings.
+const BUFFERS: [&str; 3] = ["masked_bias", "inv_freq", "original_inv_freq"];
+
+/// Whether a tensor that is no parameter of the plan is none of any model: it has integers, is a causal mask, or has the name of a buffer.
+pub fn is_buffer(name: &str, dtype: Dtype, shape: &[usize], bytes: &[u8]) -> bool {
+    match dtype {
+        Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16 => {
+            let last = name.rsplit('.').next().unwrap_or(name);
+            BUFFERS.contains(&last) || is_causal_mask(shape, bytes)
+        }
+        Dtype::BOOL | Dtype::U8 | Dtype::I8 | Dtype::I16 | Dtype::I32 | Dtype::I64 => true,
+        _ => false,
+    }
+}
+
+/// Whether the last two dimensions are equal, all others 1, and the elements are zero above the diagonal and else equal and not zero.
+fn is_causal_mask(shape: &[usize], bytes: &[u8]) -> bool {
+    let [others @ .., rows, columns] = shape else { return false };
+    if rows != columns || *rows < 2 || others.iter().any(|n| *n != 1) {
+        return false;
+    }
+    let size = bytes.len() / (rows * columns);
+    let one = &bytes[..size];
+    let is_zero = |element: &[u8]| element.iter().all(|byte| *byte == 0);
+    let mut elements = bytes.chunks_exact(size).enumerate();
+    !is_zero(one)
+        && elements.all(|(i, element)| match i % columns <= i / columns {
+            true => element == one,
+            false => is_zero(element),
+        })
 }
 
 /// Keys of a configuration of PEFT that do not change what a trained adapter computes, whatever their values.

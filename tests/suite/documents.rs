@@ -172,6 +172,8 @@ fn models_that_join_tokens_otherwise_are_refused() {
     refused(&of("t5"), &[setting], "E240", "several inputs of tokens");
     refused(&of("vit"), &[setting], "E240", "no input of tokens");
     refused(&of("gpt2"), &[setting, "loss.kind=mse"], "E053", "only a cross_entropy");
+    let beyond = "data.document_separator=50256";
+    refused(&of("gpt2"), &[beyond], "E240", "is no token of the model, which has 257");
     // A mean over all tokens, and a running sum.
     let dir = tempfile::tempdir().expect("a directory");
     for (op, what) in [

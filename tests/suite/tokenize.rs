@@ -88,6 +88,8 @@ fn documents_become_shards_whatever_they_are_read_from() {
     let json: String =
         documents.iter().map(|d| format!("{{\"n\": 1, \"text\": \"{d}\"}}\n")).collect();
     let lines = text(dir, "lines.jsonl", &json);
+    // Decompressed on the way, and under another name.
+    let [unpacked, other] = ["unpacked.jsonl.gz", "lines.txt"].map(|name| text(dir, name, &json));
     let halves = [("a.txt", &documents[..13]), ("b.txt", &documents[13..])];
     let halves = halves.map(|(name, part)| text(dir, name, &part.join("\n")));
     let marked = format!("\u{feff}{json}");
@@ -102,7 +104,7 @@ fn documents_become_shards_whatever_they_are_read_from() {
         }
         dir.join(name)
     });
-    for texts in [&[plain][..], &[lines], &halves, &[packed], &[marked]] {
+    for texts in [&[plain][..], &[lines], &[unpacked], &[other], &halves, &[packed], &[marked]] {
         let done = written(&options(dir, texts, 60));
         assert_eq!((done.documents, done.tokens, done.vocabulary), (30, [180, 0], 61));
         assert_eq!(done.separator, "</s>");

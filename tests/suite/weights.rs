@@ -1,6 +1,7 @@
 //! Runs that start from the parameters of a file.
 
 use crate::support::{Planned, file, plan, plan_to_evaluate, write_f32};
+use frit::export::{Options, Trained, onnx};
 use frit_ir::{DType, Tensor, TensorType};
 use frit_runtime::checkpoint::CheckpointOptions;
 use frit_runtime::eval::{self, evaluate};
@@ -127,6 +128,58 @@ fn nothing_is_written_over_the_plan() {
         assert!(refused.to_string().contains("is also the file of the plan"), "{refused}");
         assert!(std::fs::read(&file).expect("it is there") == before, "{name}");
     }
+}
+
+#[test]
+fn files_of_something_else_are_refused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| dir.path().join(name);
+    let plan = plan_to_evaluate("tests/models/mlp/model.onnx", 4, &[]);
+    write_f32(&at("others"), &[]);
+    let refused = run(&plan.path(), &options(1, Some(at("others")), &at("saved")));
+    let refused = refused.expect_err("no parameter is there").to_string();
+    assert!(refused.contains("missing"), "{refused}");
+    // An evaluation reads the parameters of its training, and no others.
+    train(&plan, &options(0, None, &at("own")));
+    let mut all = tensors(&at("own"));
+    let evaluate = |weights: &str| {
+        let options = eval::Options {
+            plan: plan.path(),
+            weights: vec![at(weights)],
+            data: vec![file(DATA)],
+            ..Default::default()
+        };
+        evaluate(&options).map(|_| ()).map_err(|e| e.to_string())
+    };
+    assert_eq!(evaluate("own"), Ok(()));
+    all.push(("layer.lora_A".into(), vec![2, 1], vec![1.0, 2.0]));
+    let borrowed: Vec<_> = all.iter().map(|(n, s, v)| (n.as_str(), s.clone(), v.clone())).collect();
+    write_f32(&at("more"), &borrowed);
+    let refused = evaluate("more").expect_err("an adapter of another plan");
+    assert!(refused.contains("`layer.lora_A`"), "{refused}");
+    for (weights, part) in [("more", "`layer.lora_A`"), ("others", "holds no `")] {
+        let trained =
+            Trained::of_plan(&plan.path(), &at(weights)).unwrap_or_else(|e| panic!("{e}"));
+        let refused = onnx(&trained, &Options::default(), &at("model.onnx"));
+        let refused = refused.expect_err("it does not fit").to_string();
+        assert!(refused.contains(part), "{refused}");
+    }
+}
+
+#[test]
+fn what_can_not_train_does_not_run() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let without_loss = planned(&["loss.kind=none"]);
+    let refused = run(&without_loss.path(), &options(1, None, &dir.path().join("saved")));
+    let refused = refused.expect_err("nothing trains").to_string();
+    assert!(refused.contains("the plan only evaluates"), "{refused}");
+    // A plan is replaced, not what lies beside it.
+    std::fs::write(without_loss.path().join("notes.txt"), "notes").expect("written");
+    let refused = frit_runtime::plan_dir::check_free(&without_loss.path());
+    let refused = refused.expect_err("there are notes").to_string();
+    assert!(refused.contains("other files: notes.txt"), "{refused}");
+    let plan = planned(&[]);
+    assert!(frit_runtime::plan_dir::check_free(&plan.path()).is_ok());
 }
 
 #[test]

@@ -487,7 +487,9 @@ def torch_state(module, values, trained):
     have keep theirs. Trained parameters that the module does not have come after them. What is complex is a pair in the plan."""
     import torch
 
-    own = module.state_dict()
+    everything = module.state_dict()
+    # What modules put there besides, such as their extra state, stays.
+    own = {name: tensor for name, tensor in everything.items() if isinstance(tensor, torch.Tensor)}
     complexes = {name for name, tensor in own.items() if tensor.is_complex()}
     values = {name: torch.view_as_complex(x) if name in complexes else x for name, x in values.items()}
     by_memory = {}
@@ -495,6 +497,7 @@ def torch_state(module, values, trained):
         if name in values:
             by_memory[_memory(tensor)] = values[name]
     state = {name: values.get(name, by_memory.get(_memory(tensor), tensor)) for name, tensor in own.items()}
+    state = {name: state.get(name, value) for name, value in everything.items()}
     return {**state, **{name: value for name, value in values.items() if name in trained and name not in own}}
 
 

@@ -315,6 +315,28 @@ def test_statistics_of_unread_results_are_warned_of(torch):
         frit.compile(Twice(False), inputs, loss="mse")
 
 
+def test_extra_state_of_modules_is_kept(torch):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.layer(x)
+
+        def get_extra_state(self):
+            return {"version": 1}
+
+        def set_extra_state(self, state):
+            pass
+
+    plan = frit.compile(Net(), torch.randn(3, 4), loss="mse")
+    with plan.trainer() as trainer:
+        trainer.step((torch.randn(3, 4), torch.randn(3, 2)))
+        state = trainer.state_dict()
+    assert list(state) == ["layer.weight", "layer.bias", "_extra_state"] and state["_extra_state"] == {"version": 1}
+
+
 def test_state_that_no_file_can_carry_is_refused(torch):
     class Counted(torch.nn.Module):
         def __init__(self, read):

@@ -120,6 +120,9 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
             return Err(Diagnostic::error(Code::PassUnknown, message).help(help).into());
         }
     }
+    if args.stop_after.is_none() {
+        plan_dir::check_free(&args.output)?;
+    }
     let mut config = Config::load(args.config.as_deref(), &args.set)?;
     config.lints.allow.extend_from_slice(&args.allow);
     let request = Request {

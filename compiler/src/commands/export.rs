@@ -1,12 +1,13 @@
 //! `frit export`: writes a trained model as ONNX, or its parameters as one file.
 
-use crate::diagnostics::Report;
+use crate::diagnostics::{Report, of_run};
 use crate::export::{self, Options, Trained};
 use crate::render;
 use frit_ir::{Code, Diagnostic};
 use frit_runtime::checkpoint::Checkpoint;
+use frit_runtime::outputs;
 use frit_runtime::plan_dir::is_plan;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Arguments of `frit export`.
 #[derive(Debug, clap::Args)]
@@ -54,8 +55,29 @@ pub struct Args {
     pub safetensors: Option<PathBuf>,
 }
 
+/// The files of a checkpoint, or of a directory of them.
+fn files_within(folder: &Path) -> Vec<PathBuf> {
+    let entries = |folder: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect()
+    };
+    let inside = entries(folder);
+    let deeper: Vec<PathBuf> = inside.iter().flat_map(|path| entries(path)).collect();
+    inside.into_iter().chain(deeper).filter(|path| path.is_file()).collect()
+}
+
 /// Runs it.
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
+    let kept = outputs::files_of(&args.from);
+    let read = kept.iter().map(|path| ("the plan", path.as_path()));
+    let mut read: Vec<_> =
+        read.chain(args.weights.iter().map(|path| ("--weights", path.as_path()))).collect();
+    let of_checkpoint = if is_plan(&args.from) { vec![] } else { files_within(&args.from) };
+    read.extend(of_checkpoint.iter().map(|path| ("the checkpoint", path.as_path())));
+    read.extend(args.model.iter().map(|path| ("--model", path.as_path())));
+    let written =
+        [("--onnx", args.onnx.as_deref()), ("--safetensors", args.safetensors.as_deref())];
+    outputs::check(&written, &read).map_err(of_run)?;
     let mut written = String::new();
     let trained = match &args.weights {
         Some(weights) => Trained::of_plan(&args.from, weights)?,

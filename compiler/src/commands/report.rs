@@ -2,7 +2,7 @@
 
 use super::verify;
 use crate::certificate::Certificate;
-use crate::diagnostics::Report;
+use crate::diagnostics::{Report, of_run};
 use crate::plan_dir;
 use crate::predict;
 use crate::render;
@@ -13,6 +13,7 @@ use frit_passes::simulate::roofline::roofline;
 use frit_passes::simulate::simulate;
 use frit_runtime::files;
 use frit_runtime::metrics::plan_identity;
+use frit_runtime::outputs;
 use std::path::{Path, PathBuf};
 
 /// Arguments of `frit report`.
@@ -44,6 +45,11 @@ pub struct Args {
 
 /// Runs it.
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
+    let of_plan = outputs::files_of(&args.plan);
+    let read = of_plan.iter().map(|path| ("the plan", path.as_path()));
+    let read = read.chain(args.metrics.iter().map(|path| ("--metrics", path.as_path())));
+    let read: Vec<_> = read.chain(args.trace.iter().map(|p| ("--trace", p.as_path()))).collect();
+    outputs::check(&[("--output", Some(&args.output))], &read).map_err(of_run)?;
     let plan = plan_dir::read(&args.plan)?;
     let found = measured(&args.plan, &plan, &args.metrics, args.trace.as_deref())?;
     let certified = match args.quick {

@@ -106,6 +106,7 @@ pub fn onnx(trained: &Trained, options: &Options, path: &Path) -> Result<Written
             .help("give weights of this model")
             .into());
     }
+    trained.check_others()?;
     let from = |model: PathBuf, folder: Option<Folder>| {
         let base = mapped::map(&model).map_err(|e| {
             Diagnostic::error(Code::ExportSource, format!("{}: {e}", model.display()))

@@ -17,6 +17,8 @@ pub(super) struct Added {
     pub(super) parameter: String,
     /// Whether it is the transpose.
     pub(super) transposed: bool,
+    /// Its shape, where that is the vector with further axes.
+    pub(super) column: Option<Vec<i64>>,
     /// ONNX's number of its data type.
     pub(super) dtype: u64,
     /// The initializer that stands for it.
@@ -48,21 +50,24 @@ impl Restored {
         let mut restored = Restored::default();
         let mut copies: BTreeMap<usize, NodeProto> =
             copied.iter().map(|c| (c.at, graph.node[c.at].clone())).collect();
-        for Replacement { node, operand, parameter, transposed } in replacements(&graph) {
+        for Replacement { node, operand, parameter, transposed, column } in replacements(&graph) {
             // A dropped bias stands beside the weight.
             let inputs = &graph.node[node].input;
             let beside = inputs.get(operand.min(inputs.len().saturating_sub(1)));
             let (true, Some(stored)) = (is_trained(&parameter), beside) else { continue };
             let Some(dtype) = types.get(stored.as_str()) else { continue };
-            let name =
-                if transposed { format!("{parameter}.transposed") } else { parameter.clone() };
+            let name = match (transposed, &column) {
+                (true, _) => format!("{parameter}.transposed"),
+                (_, Some(_)) => format!("{parameter}.column"),
+                _ => parameter.clone(),
+            };
             match copies.get_mut(&node) {
                 Some(copy) => copy.input[operand].clone_from(&name),
                 None => restored.operands.entry(node).or_default().push((operand, name.clone())),
             }
             if !types.contains_key(name.as_str()) {
                 let (dtype, stored) = (*dtype as u64, stored.clone());
-                let added = Added { parameter, transposed, dtype, stored };
+                let added = Added { parameter, transposed, column, dtype, stored };
                 restored.added.entry(name).or_insert(added);
             }
         }
@@ -119,7 +124,7 @@ impl Export<'_> {
         added: &Added,
         tensors: &HashMap<String, Bytes>,
     ) -> Result<Written, Fault> {
-        let Added { parameter, transposed, dtype, stored } = added;
+        let Added { parameter, transposed, column, dtype, stored } = added;
         let adapter = adapter_of(self.origin, self.trained, parameter);
         let Some((own, shape)) = self.trained.ty(parameter) else {
             let found = adapter.zip(tensors.get(stored));
@@ -134,6 +139,7 @@ impl Export<'_> {
         if *transposed {
             dims.reverse();
         }
+        dims = column.clone().unwrap_or(dims);
         let data = Elements {
             parameter: parameter.clone(),
             transposed: *transposed,

@@ -17,7 +17,7 @@ use prost::bytes::Bytes;
 use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensors};
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Trained parameters, and the plan they belong to.
@@ -26,6 +26,8 @@ pub struct Trained {
     pub(super) source: PathBuf,
     /// The parameters that the model must have.
     pub(super) names: Vec<String>,
+    /// Tensors that are no parameters of the plan.
+    others: Vec<String>,
     /// Those that it has from the model.
     left_out: AllLeftOut,
     values: Values,
@@ -41,6 +43,15 @@ enum Values {
     Checkpoint(Checkpoint),
     /// Tensors in memory, and the plan directory.
     Given(PathBuf, BTreeMap<String, Stored>),
+}
+
+/// Names that an error lists at most.
+const LISTED: usize = 8;
+
+fn listed(names: &[String]) -> String {
+    let more = names.len().saturating_sub(LISTED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    names[..names.len().min(LISTED)].join(", ") + &more
 }
 
 /// A file of weights in memory.
@@ -77,6 +88,7 @@ impl Trained {
         Trained {
             source: plan.join(layout::SOURCE),
             names: tensors.keys().cloned().collect(),
+            others: vec![],
             left_out: AllLeftOut::new(),
             values: Values::Given(plan.into(), tensors),
         }
@@ -114,11 +126,20 @@ impl Trained {
         };
         let plans = plans.and_then(|bytes| Weights::of(bytes).ok());
         let params = plan_dir::read(plan)?.params;
+        let known: BTreeSet<&str> = params.iter().map(|p| p.name.as_str()).collect();
+        let others = file.metadata.tensors().into_iter().filter(|(name, info)| {
+            let (shape, data) = (&info.shape, file.get(name).unwrap_or_default());
+            !known.contains(name.as_str())
+                && !weight_files::is_buffer(name, info.dtype, shape, data)
+        });
+        let mut others: Vec<String> = others.map(|(name, _)| format!("`{name}`")).collect();
+        others.sort();
         let used = params.into_iter().filter(|p| p.home != ParamHome::Unused);
         let used = used.filter(|p| !left_out.contains_key(&p.name));
         Ok(Trained {
             source: plan.join(layout::SOURCE),
             names: used.map(|p| p.name).collect(),
+            others,
             left_out: left_out.clone(),
             values: Values::File { path: weights.into(), file, plans },
         })
@@ -133,7 +154,25 @@ impl Trained {
         let names = checkpoint.parameters().map(str::to_string).collect();
         let (source, left_out) = (checkpoint.source(), checkpoint.index.left_out.clone());
         let source = source.map_err(of_run)?;
-        Ok(Trained { source, names, left_out, values: Values::Checkpoint(checkpoint) })
+        let (others, values) = (vec![], Values::Checkpoint(checkpoint));
+        Ok(Trained { source, names, others, left_out, values })
+    }
+
+    /// Checks that there are no tensors of another plan.
+    ///
+    /// # Errors
+    /// If there are.
+    pub(super) fn check_others(&self) -> Result<(), Diagnostic> {
+        if self.others.is_empty() {
+            return Ok(());
+        }
+        let what = format!(
+            "{} holds tensors that the plan does not have: {}",
+            self.path().display(),
+            listed(&self.others)
+        );
+        Err(Diagnostic::error(Code::ExportWeights, what)
+            .help("give the weights of a run of this plan"))
     }
 
     /// Whether these elements, of ONNX's data type of this number, are those of a parameter that was left out.

@@ -160,7 +160,10 @@ impl EvalSpec {
     }
 }
 
-/// The mean of a part of the statistics.
+/// The mean of a part of the statistics, of which there is none if nothing counts.
 fn mean(statistics: &[f64], part: usize) -> f64 {
-    statistics[2 * part] / statistics[2 * part + 1].max(1.0)
+    match statistics[2 * part + 1] {
+        0.0 => f64::NAN,
+        count => statistics[2 * part] / count.max(1.0),
+    }
 }

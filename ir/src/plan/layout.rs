@@ -25,6 +25,15 @@ pub const ONNX_MODEL: &str = "model.onnx";
 /// A JSON model, in [`SOURCE`].
 pub const JSON_MODEL: &str = "model.json";
 
+/// Measured choices of libraries and kernels of a plan for GPUs, which a run adds.
+pub const TUNING: &str = "tuning.json";
+/// The folder of compiled code of a plan for GPUs, which a run adds.
+pub const CUBINS: &str = "cubins";
+
+/// All names at the top of a plan directory.
+pub const NAMES: [&str; 9] =
+    [PLAN, WEIGHTS, REFERENCES, KERNELS, EVALUATION, PASS_TRACE, SOURCE, TUNING, CUBINS];
+
 /// The file of the generated kernels for a device.
 pub fn kernels(device: DeviceType) -> String {
     let file = if device == DeviceType::Cpu { "kernels.so" } else { "kernels.ptx" };

@@ -97,7 +97,25 @@ impl Documents {
             }
         }
         match &found[..] {
-            [(_, value)] => Ok(*value),
+            [(_, value)] => {
+                // A table may have more rows than there are tokens, not fewer.
+                let rows = users[value.0 as usize].iter().map(|id| graph.node(*id));
+                let rows = rows.filter_map(|node| match &node.op {
+                    Op::Embedding(_) => graph.ty(node.inputs[0]).shape.dims().first().copied(),
+                    _ => None,
+                });
+                let separator = self.separator.and_then(|id| usize::try_from(id).ok());
+                match (separator, rows.min()) {
+                    (Some(separator), Some(rows)) if separator >= rows => {
+                        let what = format!(
+                            "data.document_separator = {separator} is no token of the model, which has {rows}"
+                        );
+                        let help = "give the token that ends a document in the data";
+                        Err(Diagnostic::error(Code::DocumentsMix, what).help(help))
+                    }
+                    _ => Ok(*value),
+                }
+            }
             found => {
                 let names: Vec<String> = found.iter().map(|(n, _)| format!("`{n}`")).collect();
                 let what = match names.is_empty() {

@@ -467,7 +467,8 @@ impl Terms {
         is_power.then_some(power)
     }
 
-    /// The logarithm of c − c·p/q, where q is 1 more than a power of e and q − p a number, as that of its numerator less that of q.
+    /// The logarithm of c − c·p/q, where q is 1 more than a power of e and q − p a number or this power, as that of its numerator less that
+    /// of q.
     fn log_of_complement(&mut self, id: TermId) -> Option<TermId> {
         let Term::Sum(parts, constant) = self.get(id).clone() else { return None };
         let (&[(part, factor)], c) = (&parts[..], constant.value()) else { return None };
@@ -478,9 +479,13 @@ impl Terms {
         let &(below, _) = below.filter(|_| c > 0.0 && factor.value() == -c)?;
         let above = self.mul(part, below);
         let rest = self.sub(below, above);
-        let rest = self.as_number(rest).filter(|x| *x > 0.0)?;
+        let of_rest = match self.as_number(rest) {
+            Some(x) if x > 0.0 => self.constant(x.ln()),
+            None if self.one_more_than_power(below) == Some(rest) => self.log(rest),
+            _ => return None,
+        };
         let log = self.log(below);
-        Some(self.sum(&[(log, -1.0)], (c * rest).ln()))
+        Some(self.sum(&[(of_rest, 1.0), (log, -1.0)], c.ln()))
     }
 
     pub(crate) fn log(&mut self, a: TermId) -> TermId {

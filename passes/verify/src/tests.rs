@@ -150,6 +150,24 @@ fn a_logistic_loss_may_be_written_in_several_ways() {
 }
 
 #[test]
+fn a_logistic_loss_of_a_difference_may_be_written_in_several_ways() {
+    let scalars = [("one", "f32", "1.0")];
+    // The power of e is a quotient of powers, either way up.
+    for difference in ["sub %r, %s", "sub %s, %r"] {
+        let of = |nodes: &str| {
+            let first = "%r: f32[4] = relu %x\n%s: f32[4] = abs %x\n";
+            of_x(&scalars, &format!("{first}%z: f32[4] = {difference}\n{nodes}"))
+        };
+        let softplus = of("%0: f32[4] = softplus %z\n%y: f32[4] = neg %0");
+        let complement =
+            of("%0: f32[4] = sigmoid %z\n%1: f32[4] = sub %one, %0\n%y: f32[4] = log %1");
+        let other = of("%0: f32[4] = sigmoid %z\n%y: f32[4] = log %0");
+        assert!(is_equal(&softplus, &complement), "{difference}");
+        assert!(!is_equal(&softplus, &other), "{difference}");
+    }
+}
+
+#[test]
 fn laws_of_powers_and_logarithms_know_signs() {
     let x = of_x(&[("one", "f32", "1.0")], "%y: f32[4] = mul %x, %one");
     let size = of_x(

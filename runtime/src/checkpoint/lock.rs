@@ -15,6 +15,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Name of the file that is locked.
 const LOCK: &str = "lock";
+/// Runs before the last that the file names at most.
+const MAX_RUNS: usize = 1000;
 /// The option that errors name.
 const OPTION: &str = "--checkpoint";
 
@@ -61,6 +63,8 @@ pub(crate) struct Lock {
     file: File,
     /// A warning for the user, if the file system has no locks.
     pub(crate) warning: Option<String>,
+    /// The runs that wrote the checkpoints before, as their metrics name them.
+    pub(crate) before: Vec<String>,
 }
 
 impl Drop for Lock {
@@ -80,6 +84,9 @@ struct Holder {
     host: String,
     /// Seconds since 1970.
     started: u64,
+    /// The runs before it.
+    #[serde(default)]
+    before: Vec<String>,
 }
 
 /// Creates and locks the directory of checkpoints, and removes temporary files of a killed run. On rank 0.
@@ -141,7 +148,12 @@ fn lock(dir: &Path, run: Run) -> Result<Lock, RunError> {
             dir.display()
         )),
     };
+    let known: Option<Holder> =
+        fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+    let mut before = known.map_or(vec![], |h| [h.before, vec![h.run]].concat());
+    before.drain(..before.len().saturating_sub(MAX_RUNS));
     let holder = Holder {
+        before: before.clone(),
         run: run.to_string(),
         pid: std::process::id(),
         host: host(),
@@ -150,14 +162,14 @@ fn lock(dir: &Path, run: Run) -> Result<Lock, RunError> {
     let text = serde_json::to_string(&holder).unwrap_or_default() + "\n";
     let written = Sink::create(&path).and_then(|mut sink| sink.write_all(text.as_bytes()));
     written.map_err(RunError::output(OPTION, &path))?;
-    Ok(Lock { file, warning })
+    Ok(Lock { file, warning, before })
 }
 
 /// The run recorded in a lock file.
 fn holder(path: &Path) -> String {
     let text = fs::read(path).unwrap_or_default();
     match serde_json::from_slice(&text) {
-        Ok(Holder { run, pid, host, started }) => {
+        Ok(Holder { run, pid, host, started, .. }) => {
             let seconds = (wall_time() as u64).saturating_sub(started);
             format!("the run {run} (process {pid} on {host}, started {seconds} s ago)")
         }
@@ -183,7 +195,11 @@ mod tests {
         let open_elsewhere = first.file.try_clone().expect("the same open file");
         assert!(lock(dir.path(), Run(2)).is_err());
         drop(first);
-        assert!(lock(dir.path(), Run(2)).is_ok());
+        let second = lock(dir.path(), Run(2)).expect("nobody else's");
+        assert_eq!(second.before, [Run(1).to_string()]);
+        drop(second);
+        let third = lock(dir.path(), Run(3)).expect("nobody else's");
+        assert_eq!(third.before, [Run(1), Run(2)].map(|run| run.to_string()));
         drop(open_elsewhere);
     }
 }

@@ -28,6 +28,14 @@ pub enum PlanDirError {
     /// The path of the directory exists and is not a plan.
     #[error("{0} exists and is not a plan")]
     Occupied(PathBuf),
+    /// The plan there would be replaced, and the directory holds other files.
+    #[error("{path} holds a plan and other files: {}", .names.join(", "))]
+    Others {
+        /// The directory.
+        path: PathBuf,
+        /// Names of the others.
+        names: Vec<String>,
+    },
     /// A file or folder cannot be written.
     #[error("cannot write {path}: {error}")]
     Unwritable {
@@ -56,6 +64,10 @@ impl PlanDirError {
             PlanDirError::Occupied(_) => {
                 (Code::NotAPlanDirectory, "choose another directory with -o")
             }
+            PlanDirError::Others { .. } => (
+                Code::NotAPlanDirectory,
+                "a plan replaces the whole directory: move them elsewhere, or choose another directory with -o",
+            ),
             PlanDirError::Unwritable { .. } => {
                 return Diagnostic::error(Code::FileUnwritable, self.to_string());
             }

@@ -6,7 +6,7 @@ mod write;
 
 pub use error::PlanDirError;
 pub use weights::digest;
-pub use write::{Contents, Part, Reference, References, Stored, Value};
+pub use write::{Contents, Part, Reference, References, Stored, Value, check_free};
 
 use crate::{RunError, init};
 use frit_ir::ops::Init;

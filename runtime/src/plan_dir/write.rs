@@ -79,6 +79,37 @@ pub struct Reference<'a> {
 
 type Result<T> = std::result::Result<T, PlanDirError>;
 
+/// Checks that a plan directory can be written here, and replaces nothing but an older plan.
+///
+/// # Errors
+/// If something else is there, or something else beside an older plan.
+pub fn check_free(path: &Path) -> Result<()> {
+    if !path.exists() {
+        return Ok(());
+    }
+    if !is_plan(path) {
+        return Err(PlanDirError::Occupied(path.into()));
+    }
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    // Systems leave hidden files.
+    let mut others: Vec<String> =
+        names.filter(|n| !layout::NAMES.contains(&n.as_str()) && !n.starts_with('.')).collect();
+    if others.is_empty() {
+        return Ok(());
+    }
+    others.sort();
+    if others.len() > MAX_LISTED {
+        let left = others.len() - MAX_LISTED;
+        others.truncate(MAX_LISTED);
+        others.push(format!("and {left} more"));
+    }
+    Err(PlanDirError::Others { path: path.into(), names: others })
+}
+
+/// Names that an error lists at most.
+const MAX_LISTED: usize = 5;
+
 /// Digests of stored tensors by name.
 type Digests = BTreeMap<String, String>;
 
@@ -86,11 +117,9 @@ impl Contents<'_> {
     /// Writes a plan directory under a temporary name and renames it to `path`, replacing an older plan.
     ///
     /// # Errors
-    /// If the file system refuses, or `path` exists and is not a plan.
+    /// If the file system refuses, or as [`check_free`].
     pub fn write(&self, path: &Path) -> Result<()> {
-        if path.exists() && !is_plan(path) {
-            return Err(PlanDirError::Occupied(path.into()));
-        }
+        check_free(path)?;
         let aside = files::beside(path);
         let result = self
             .fill(&aside)

@@ -11,8 +11,9 @@ use super::subgraph::operands;
 use super::tensor::{self, Stored};
 use super::{Importer, Inlined, trainable};
 use crate::import::limits::Resource;
-use frit_ir::ops::{Cast, Constant, Init, Param, ParamKind, Transpose};
-use frit_ir::{Code, DType, Diagnostic, Op, Origin, Region, TensorType, ValueId};
+use frit_ir::ops::{Cast, Constant, Init, Param, ParamKind, Reshape, Transpose};
+use frit_ir::{Code, DType, Diagnostic, Op, Origin, Region, Shape, TensorType, ValueId};
+use prost::bytes::Bytes;
 use std::collections::{HashMap, HashSet};
 
 /// Float initializers that do not train become constants up to this many elements.
@@ -95,7 +96,50 @@ impl<'a> Importer<'a> {
         self.unreached(&unreached, |name| trainable.is_reaching(name));
         self.tie(tied);
         self.restore_parameters(&trainable);
+        self.computed_with(&parameters);
         self.missing_parameters(parameters.into_values(), &trainable);
+    }
+
+    /// Warns of vectors that are also the rows of a constant: the exporter computed `0 · weight + bias`.
+    fn computed_with(&mut self, parameters: &HashMap<String, String>) {
+        let parameters: HashSet<&str> = parameters.values().map(String::as_str).collect();
+        let floats = || {
+            let all = self.source.initializer.iter();
+            all.filter(|t| tensor::is_float(t.data_type) && !t.dims.is_empty())
+        };
+        let listed = trainable::places(self.source);
+        let unlisted: Vec<&TensorProto> = floats()
+            .filter(|t| t.dims.len() > 1 && !listed.contains_key(t.name.as_str()))
+            .collect();
+        if parameters.is_empty() || unlisted.is_empty() {
+            return;
+        }
+        let mut vectors: HashMap<Bytes, &str> = HashMap::new();
+        for proto in floats().filter(|t| t.dims.len() == 1 && parameters.contains(&*t.name)) {
+            let Ok(stored) = tensor::read(proto, &mut self.files) else { continue };
+            let size = stored.ty.dtype.size();
+            // Vectors that begin alike say nothing.
+            if stored.bytes.chunks_exact(size).any(|x| x != &stored.bytes[..size]) {
+                vectors.insert(stored.bytes, &proto.name);
+            }
+        }
+        for proto in unlisted {
+            let Ok(stored) = tensor::read(proto, &mut self.files) else { continue };
+            let columns = stored.ty.shape.dims().last().copied().unwrap_or(0);
+            let row = columns * stored.ty.dtype.size();
+            let Some(first) = stored.bytes.get(..row).filter(|first| !first.is_empty()) else {
+                continue;
+            };
+            let Some(name) = vectors.get(first) else { continue };
+            if stored.bytes.chunks_exact(row).all(|other| other == first) {
+                let message = format!(
+                    "the exporter computed the constant `{}` from `{name}`, whose gradient lacks that part",
+                    proto.name
+                );
+                let warning = Diagnostic::warning(Code::ParametersMissing, message);
+                self.warnings.push(warning.help("export with optimize=False"));
+            }
+        }
     }
 
     /// Warns of parameters of the PyTorch module that the graph does not have.
@@ -155,7 +199,11 @@ impl<'a> Importer<'a> {
                 }
                 match tensor::read(proto, &mut self.files) {
                     Ok(found) => {
-                        let found = if parameter.transposed { found.transposed() } else { found };
+                        let mut found =
+                            if parameter.transposed { found.transposed() } else { found };
+                        if parameter.column.is_some() {
+                            found.ty.shape = Shape::from([found.ty.shape.numel()]);
+                        }
                         self.restore(name, operand, found, trainable);
                     }
                     Err(error) => {
@@ -225,11 +273,17 @@ impl<'a> Importer<'a> {
             Some(Bound::Value(value)) => *value,
             _ => *self.restored_values.get(&parameter.name)?,
         };
-        if !parameter.transposed {
-            return Some(Bound::Value(value));
-        }
-        let perm = (0..self.graph.ty(value).shape.rank()).rev().collect();
-        let op = Op::Transpose(Transpose { perm });
+        let op = match (&parameter.column, parameter.transposed) {
+            (Some(dims), _) => {
+                let dims = dims.iter().map(|n| usize::try_from(*n).ok()).collect::<Option<_>>()?;
+                Op::Reshape(Reshape { shape: Shape(dims) })
+            }
+            (None, true) => {
+                let perm = (0..self.graph.ty(value).shape.rank()).rev().collect();
+                Op::Transpose(Transpose { perm })
+            }
+            (None, false) => return Some(Bound::Value(value)),
+        };
         let turned = self.graph.add1(op, &[value], origin.clone(), Region::Forward).ok()?;
         Some(Bound::Value(turned))
     }

@@ -26,6 +26,14 @@ pub(super) struct Parameter {
     pub(super) name: String,
     /// Whether the initializer is its transpose.
     pub(super) transposed: bool,
+    /// The shape of the initializer, if that is the vector with further axes of one element.
+    pub(super) column: Option<Vec<i64>>,
+}
+
+impl Parameter {
+    fn new(name: &str) -> Parameter {
+        Parameter { name: name.into(), transposed: false, column: None }
+    }
 }
 
 /// Operands that stand for a parameter of another name.
@@ -50,24 +58,25 @@ pub(crate) struct Replacement {
     pub(crate) parameter: String,
     /// Whether the operand is its transpose.
     pub(crate) transposed: bool,
+    /// The shape of the operand, if that is the vector with further axes of one element.
+    pub(crate) column: Option<Vec<i64>>,
 }
 
 /// The operands of a graph that stand for a parameter of another name, in the order of the nodes.
 pub(crate) fn replacements(graph: &GraphProto) -> Vec<Replacement> {
     let restored = Restored::of(graph);
-    let mut found: Vec<Replacement> = (restored.parameters.into_iter())
-        .map(|((node, operand), Parameter { name: parameter, transposed })| Replacement {
-            node,
-            operand,
-            parameter,
-            transposed,
-        })
-        .collect();
+    let mut found: Vec<Replacement> =
+        (restored.parameters.into_iter())
+            .map(|((node, operand), Parameter { name: parameter, transposed, column })| {
+                Replacement { node, operand, parameter, transposed, column }
+            })
+            .collect();
     found.extend(restored.zero_biases.into_iter().map(|(node, parameter)| Replacement {
         node,
         operand: 2,
         parameter,
         transposed: false,
+        column: None,
     }));
     found.sort_by_key(|r| (r.node, r.operand));
     found
@@ -94,13 +103,15 @@ impl Restored {
         constants: &HashMap<String, String>,
     ) -> Restored {
         let mut restored = Restored::default();
-        // Elements of each.
-        let stored: HashMap<&str, i64> = graph
-            .initializer
-            .iter()
-            .filter(|t| !t.dims.is_empty() && is_float(t.data_type))
-            .map(|t| (t.name.as_str(), t.dims.iter().fold(1, |n: i64, d| n.saturating_mul(*d))))
+        let floats = graph.initializer.iter().filter(|t| !t.dims.is_empty());
+        let dims: HashMap<&str, &[i64]> = floats
+            .filter(|t| is_float(t.data_type))
+            .map(|t| (t.name.as_str(), t.dims.as_slice()))
             .collect();
+        // Elements of each.
+        let product = |dims: &[i64]| dims.iter().fold(1, |n: i64, d| n.saturating_mul(*d));
+        let stored: HashMap<&str, i64> =
+            dims.iter().map(|(name, dims)| (*name, product(dims))).collect();
         for (place, node) in nodes {
             let call = arguments(node);
             let candidates: Vec<(Role, &str)> = call
@@ -123,8 +134,7 @@ impl Restored {
                     let own = arguments.into_iter().find(|a| a.index == i);
                     match own.and_then(|a| buffers.get(a.name)) {
                         Some(name) if name != operand => {
-                            let parameter = Parameter { name: name.clone(), transposed: false };
-                            restored.parameters.insert((*place, i), parameter);
+                            restored.parameters.insert((*place, i), Parameter::new(name));
                         }
                         _ => {
                             restored.kept.insert(operand.clone());
@@ -133,9 +143,12 @@ impl Restored {
                     continue;
                 }
                 let role = of_operand(&node.op_type, i);
-                let linear = call.as_ref().is_some_and(|(op, _)| *op == "linear");
-                if linear && node.op_type == "MatMul" && i == 0 {
-                    // The input of a linear layer; its weight is on the right.
+                let is_call = |name: &str| call.as_ref().is_some_and(|(op, _)| *op == name);
+                let (linear, grouped) = (is_call("linear"), is_call("group_norm"));
+                // The input of a linear layer, whose weight is on the right; the scales and offsets of groups, which are ones and zeros.
+                let is_other = linear && node.op_type == "MatMul" && i == 0
+                    || grouped && node.op_type == "InstanceNormalization";
+                if is_other {
                     restored.kept.insert(operand.clone());
                     continue;
                 }
@@ -159,8 +172,9 @@ impl Restored {
                 match found {
                     Some(name) => {
                         let transposed = linear && node.op_type == "MatMul";
-                        let name = name.to_string();
-                        restored.parameters.insert((*place, i), Parameter { name, transposed });
+                        let column = column(dims[operand.as_str()]).filter(|_| grouped);
+                        let parameter = Parameter { transposed, column, ..Parameter::new(name) };
+                        restored.parameters.insert((*place, i), parameter);
                     }
                     None => {
                         restored.kept.insert(operand.clone());
@@ -168,9 +182,31 @@ impl Restored {
                 }
             }
         }
+        restored.without_smaller(nodes, &stored);
         restored.without_call(graph, nodes, parameters, &stored);
         restored.kept.extend(graph.output.iter().map(|o| o.name.clone()));
         restored
+    }
+
+    /// Of operands that would stand for one parameter, those with fewer elements than others stand for themselves.
+    fn without_smaller(&mut self, nodes: &[(usize, &NodeProto)], stored: &HashMap<&str, i64>) {
+        let by_place: HashMap<usize, &NodeProto> = nodes.iter().copied().collect();
+        let operand = |(place, i): &(usize, usize)| by_place.get(place)?.input.get(*i);
+        let elements = |at: &(usize, usize)| stored.get(operand(at)?.as_str()).copied();
+        let mut most: HashMap<&str, i64> = HashMap::new();
+        for (at, parameter) in &self.parameters {
+            let most = most.entry(parameter.name.as_str()).or_default();
+            *most = (*most).max(elements(at).unwrap_or(0));
+        }
+        let is_smaller = |at: &(usize, usize), p: &Parameter| {
+            elements(at).is_some_and(|n| most.get(p.name.as_str()).is_some_and(|most| n < *most))
+        };
+        let smaller: Vec<(usize, usize)> =
+            self.parameters.iter().filter(|(at, p)| is_smaller(at, p)).map(|(at, _)| *at).collect();
+        for at in smaller {
+            self.parameters.remove(&at);
+            self.kept.extend(operand(&at).cloned());
+        }
     }
 
     /// Nodes that the optimization wrote have no call, such as the Split of a packed bias: one whose readers are all of a module reads
@@ -208,8 +244,7 @@ impl Restored {
                     && module_of(operand) != module
                     && is_earlier
                 {
-                    let parameter = Parameter { name: name.clone(), transposed: false };
-                    restored.push(((*place, i), parameter));
+                    restored.push(((*place, i), Parameter::new(name)));
                 }
             }
         }
@@ -255,6 +290,12 @@ impl Restored {
     pub(super) fn keeps(&self, initializer: &str) -> bool {
         self.parameters.is_empty() || self.kept.contains(initializer)
     }
+}
+
+/// A shape of one axis and further ones of one element.
+fn column(dims: &[i64]) -> Option<Vec<i64>> {
+    let [_, others @ ..] = dims else { return None };
+    (!others.is_empty() && others.iter().all(|n| *n == 1)).then(|| dims.to_vec())
 }
 
 /// The module that a parameter is of.

@@ -18,9 +18,8 @@ use crate::plan_dir::PlanDir;
 use frit_cuda::CudaError;
 use frit_cuda::driver::{Address, Driver, EventHandle};
 use frit_ir::plan::Plan;
+use frit_ir::plan::layout::TUNING;
 
-/// File of the plan directory with the choice.
-pub(super) const TUNING: &str = "tuning.json";
 /// An address that stands for memory which there is not, aligned as all memory.
 const NOWHERE: Address = 1 << 40;
 /// What the driver and the libraries may still take: one part in so many of the device's memory.

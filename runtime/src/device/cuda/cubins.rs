@@ -5,13 +5,11 @@
 
 use frit_cuda::CudaError;
 use frit_cuda::driver::{Driver, Source};
-use frit_ir::plan::sha256_hex;
+use frit_ir::plan::{layout, sha256_hex};
 use std::path::{Path, PathBuf};
 
 /// The variable with a directory for the compiled code of all plans.
 pub const CACHE_VARIABLE: &str = "FRIT_CUDA_CACHE";
-/// Folder of the plan directory with its compiled code.
-const FOLDER: &str = "cubins";
 /// Bytes of a hash as text.
 const HASH_BYTES: usize = 64;
 
@@ -24,7 +22,7 @@ impl Cubins {
     /// The directory from the environment, else that of the plan.
     pub(super) fn of(plan: &Path) -> Cubins {
         let shared = std::env::var_os(CACHE_VARIABLE).filter(|path| !path.is_empty());
-        Cubins { folder: shared.map_or_else(|| plan.join(FOLDER), PathBuf::from) }
+        Cubins { folder: shared.map_or_else(|| plan.join(layout::CUBINS), PathBuf::from) }
     }
 
     /// The code of each source. Sources without a file are compiled in parallel and stored, unless the directory is not

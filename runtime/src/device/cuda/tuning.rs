@@ -1,13 +1,13 @@
 //! The file `tuning.json` beside a plan: what was chosen for each GEMM and each choice of the plan, and the times that decided it,
 //! by GPU and library versions.
 
-use super::choose::TUNING;
 use super::program::{ChoiceOf, Program};
 use frit_cuda::CudaError;
 use frit_cuda::GemmProblem;
 use frit_cuda::cudnn::Engine;
 use frit_cuda::driver::{Algorithm, Driver, GemmHandle, OperationHandle};
 use frit_ir::plan::CandidateName;
+use frit_ir::plan::layout::TUNING;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;

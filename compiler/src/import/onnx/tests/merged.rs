@@ -108,3 +108,68 @@ fn what_the_optimization_splits_is_a_parameter_of_the_module_that_reads_the_part
     assert_eq!(both, ["a.weight", "a.bias", "b.in_proj_bias", "c.in_proj_bias"]);
     assert_eq!(trained(&packed("c", &["b.in_proj_bias"])), own);
 }
+
+/// A group norm of two groups of `x[1, 4, 2, 2]`, as the dynamo exporter optimizes it.
+fn grouped() -> ModelProto {
+    let entry = |key: &str, value: &str| StringStringEntryProto {
+        key: format!("pkg.torch.{key}"),
+        value: value.into(),
+    };
+    let call = "%n = call_function[target=torch.ops.aten.group_norm.default](args = (%x, 2, %p_w, %p_b, 1e-05))";
+    let of =
+        |node: NodeProto| NodeProto { metadata_props: vec![entry("onnx.fx_node", call)], ..node };
+    let nodes = vec![
+        of(node("Reshape", &["x", "rows"], &["r"])),
+        of(node("InstanceNormalization", &["r", "ones", "zeros"], &["n"])),
+        of(node("Reshape", &["n", "planes"], &["s"])),
+        of(node("Mul", &["s", "val_8"], &["m"])),
+        of(node("Add", &["m", "val_9"], &["y"])),
+    ];
+    let weights = vec![
+        floats("ones", &[2], &[1.0; 2]),
+        floats("zeros", &[2], &[0.0; 2]),
+        floats("val_8", &[4, 1, 1], &[1.0, 2.0, 3.0, 4.0]),
+        floats("val_9", &[4, 1, 1], &[0.0, 0.5, 0.0, 0.0]),
+        ints("rows", &[1, 2, -1]),
+        ints("planes", &[1, 4, 2, 2]),
+    ];
+    let dims = [1, 4, 2, 2].map(Dim::N);
+    let mut model = model(vec![input("x", 1, &dims)], weights, nodes, &["y"]);
+    model.producer_name = "pytorch".into();
+    let lines = "p_w: PARAMETER target='norm.weight'\np_b: PARAMETER target='norm.bias'\n";
+    let graph = model.graph.as_mut().expect("a graph");
+    graph.metadata_props = vec![entry("export.ExportedProgram.graph_signature", lines)];
+    model
+}
+
+#[test]
+fn the_scales_of_groups_are_no_parameters() {
+    let imported = import(&grouped(), &ImportOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+    let params = imported.graph.params().map(|(_, p)| format!("{} {}", p.name, p.ty));
+    assert_eq!(params.collect::<Vec<_>>(), ["norm.weight f32[4]", "norm.bias f32[4]"]);
+    let x = (0..16).map(f64::from).collect();
+    let x = frit_ir::Tensor::floats(frit_ir::DType::F32, [1, 4, 2, 2], x);
+    let y = run(&imported, &[("x", x)])[0].to_f64s();
+    // Eight consecutive numbers are normalized together.
+    let normal = |i: usize| ((i % 8) as f64 - 3.5) / (5.25_f64 + 1e-5).sqrt();
+    for (i, y) in y.iter().enumerate() {
+        let expected = normal(i) * (i / 4 + 1) as f64 + if i / 4 == 1 { 0.5 } else { 0.0 };
+        assert!((y - expected).abs() < 1e-5, "{i}: {y} for {expected}");
+    }
+}
+
+#[test]
+fn constants_that_are_computed_from_a_parameter_are_warned_of() {
+    let mut model = packed("b", &[]);
+    let graph = model.graph.as_mut().expect("a graph");
+    graph.initializer[1] = floats("a.bias", &[2], &[0.5, 0.25]);
+    graph.initializer.push(floats("linear", &[3, 2], &[0.5, 0.25, 0.5, 0.25, 0.5, 0.25]));
+    graph.initializer.push(floats("other", &[2, 2], &[0.5, 0.25, 0.5, 1.0]));
+    graph.node.push(node("MatMul", &["y", "other"], &["z"]));
+    graph.node.push(node("Add", &["z", "linear"], &["w"]));
+    graph.output[0].name = "w".into();
+    let imported = import(&model, &ImportOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+    let said: Vec<String> = imported.warnings.iter().map(|w| w.message.clone()).collect();
+    let [said] = &said[..] else { panic!("{said:?}") };
+    assert!(said.contains("the constant `linear` from `a.bias`"), "{said}");
+}
