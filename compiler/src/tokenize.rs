@@ -34,7 +34,7 @@ pub struct Options {
     /// The `tokenizer.json`, or a folder that has it.
     pub tokenizer: PathBuf,
     /// Files of JSON lines, of which each is a document, and text files; each may be compressed with gzip. JSON lines are known by the name
-    /// `.jsonl`, or by a first line that is an object with the field.
+    /// `.jsonl`, or by first lines that are objects with the field.
     pub texts: Vec<PathBuf>,
     /// The field of a line that has the text.
     pub field: String,
@@ -315,6 +315,9 @@ struct Text {
     read: Rc<Cell<usize>>,
 }
 
+/// Lines by which JSON is known.
+const SEEN: usize = 16;
+
 /// What begins a file compressed with gzip, one with zstd, and one with a byte order mark.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
@@ -347,9 +350,12 @@ impl Text {
         let is_named = matches!(extension.as_deref(), Some("jsonl" | "ndjson" | "json"));
         // Files of other names may hold the same.
         let begin = lines.fill_buf().map_err(|e| unreadable(path, e))?;
-        let first = begin.split(|b| *b == b'\n').next().unwrap_or_default();
-        let first = str::from_utf8(first).unwrap_or_default();
-        let is_json = is_named || self::field(first, field).is_ok();
+        let whole =
+            begin.iter().rposition(|b| *b == b'\n').map_or(&begin[..0], |end| &begin[..end]);
+        let mut seen = whole.split(|b| *b == b'\n').take(SEEN);
+        let is_line =
+            |line: &[u8]| str::from_utf8(line).is_ok_and(|line| self::field(line, field).is_ok());
+        let is_json = is_named || !whole.is_empty() && seen.all(is_line);
         Ok(Text { lines, is_json, read })
     }
 }

@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::dump::{self, Examples, Outputs};
 use crate::initialize::initialize;
 use crate::outputs;
-use crate::plan_dir::{self, PlanDir};
+use crate::plan_dir::PlanDir;
 use crate::save::Tensors;
 use crate::session::{self, Session, Work};
 use crate::starting::{self, Others, Replaced};
@@ -119,10 +119,11 @@ impl Report {
     ) -> Report {
         let Sums { batches, totals } = sums;
         let measured = labeled && !eval.losses.is_empty();
+        let means = eval.losses(totals);
         let each = |(i, l): (usize, &frit_ir::plan::LossSpec)| Loss {
             name: l.name.clone(),
             weight: l.weight,
-            loss: totals[2 * i] / totals[2 * i + 1].max(1.0),
+            loss: means[&l.name],
             count: totals[2 * i + 1],
         };
         let losses =
@@ -249,9 +250,7 @@ pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
     };
     let trained = trained(&dir);
     let checkpoint = options.checkpoint.as_deref().map(Checkpoint::open).transpose()?;
-    let training = plan_dir::read(&options.plan).ok().filter(|plan| plan.eval.is_none());
-    let ignored = training.as_ref().map_or(Others::Ignored, Others::Of);
-    let weights = &options.weights;
+    let (weights, ignored) = (&options.weights, Others::Ignored);
     let replaced = match &checkpoint {
         None => starting::read(weights, &dir, &trained, ignored)?,
         Some(c) if c.index.left_out.is_empty() && !weights.is_empty() => {

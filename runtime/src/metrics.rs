@@ -2,11 +2,11 @@
 
 use crate::RunError;
 use crate::checkpoint::lock::{Run, wall_time};
-use crate::files::{self, Sink};
+use crate::files::{self, Place, Sink};
 use crate::tensorboard;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read as _, Write};
 use std::path::{Path, PathBuf};
 
@@ -163,8 +163,13 @@ impl Writer {
         if let Some(path) = path.filter(|p| p.is_file()) {
             let bytes = std::fs::read(path).map_err(RunError::io(path))?;
             let kept = kept(&bytes, step, before);
-            if kept != bytes {
-                files::write(path, &kept).map_err(RunError::io(path))?;
+            // Wholly or not at all.
+            if bytes.starts_with(&kept) && kept.len() < bytes.len() {
+                let file = OpenOptions::new().write(true).open(path).map_err(RunError::io(path))?;
+                file.set_len(kept.len() as u64).map_err(RunError::io(path))?;
+            } else if kept != bytes {
+                let written = files::deliver(path, |out| out.write_all(&kept));
+                written.map_err(RunError::io(path))?;
             }
         }
         Writer::open(path, run, plan)
@@ -252,7 +257,11 @@ fn kept(bytes: &[u8], step: usize, runs: &[String]) -> Vec<u8> {
     while lines.last().is_some_and(|line| !line.ends_with(b"\n") || read(line).is_none()) {
         lines.pop();
     }
-    let is_own = |run: &String| run.is_empty() || runs.contains(run);
+    // If nothing is known of runs before, the last one is continued.
+    let last = lines.last().and_then(|line| read(line)).filter(|_| runs.is_empty());
+    let is_own = |run: &String| {
+        run.is_empty() || runs.contains(run) || last.as_ref().is_some_and(|l| l.run == *run)
+    };
     let is_again = |line: Read| line.step >= step as u64 && is_own(&line.run);
     lines.retain(|line| !read(line).is_some_and(is_again));
     lines.concat()
@@ -263,7 +272,8 @@ fn kept(bytes: &[u8], step: usize, runs: &[String]) -> Vec<u8> {
 /// # Errors
 /// If the first is none.
 pub(crate) fn check(path: &Path) -> Result<(), RunError> {
-    if !holds_lines(path) {
+    // Standard output may be a file that others write too.
+    if !holds_lines(path) || !matches!(Place::of(path), Ok(Place::File(_))) {
         return Ok(());
     }
     let mut first = Vec::new();

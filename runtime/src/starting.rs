@@ -12,7 +12,7 @@ use crate::convert::converted;
 use crate::left_out::{self, AllLeftOut};
 use crate::plan_dir::PlanDir;
 use crate::save::{self, Tensors};
-use crate::weight_files::{self, PEFT_PREFIX, is_buffer};
+use crate::weight_files::{self, PEFT_PREFIX, is_buffer, is_of_adapter};
 use crate::weight_names::{self, Names};
 use frit_data::Batch;
 use frit_ir::plan::{ParamHome, ParamId, ParamSpec, Plan};
@@ -26,13 +26,11 @@ use std::path::{Path, PathBuf};
 /// Maximum names of one kind that an error lists.
 const LISTED: usize = 8;
 /// How tensors that are not parameters of the plan are treated.
-#[derive(Clone, Copy)]
-pub(crate) enum Others<'a> {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Others {
     /// They are errors.
     Refused,
-    /// They are, but for parameters of this plan: an evaluation reads fewer than the training.
-    Of(&'a Plan),
-    /// They are ignored, as the training is not known.
+    /// They are ignored, but for adapters: an evaluation reads fewer parameters than the training.
     Ignored,
 }
 
@@ -53,7 +51,7 @@ pub(crate) fn read(
     paths: &[PathBuf],
     dir: &PlanDir,
     plan: &Plan,
-    others: Others<'_>,
+    others: Others,
 ) -> Result<Replaced, RunError> {
     if paths.is_empty() {
         return Ok(Replaced::default());
@@ -112,7 +110,7 @@ pub(crate) fn base(
     paths: &[PathBuf],
     dir: &PlanDir,
     plan: &Plan,
-    others: Others<'_>,
+    others: Others,
 ) -> Result<Replaced, RunError> {
     let left_out = &checkpoint.index.left_out;
     if left_out.is_empty() {
@@ -159,7 +157,7 @@ impl Found {
     }
 
     /// Adds files that name their tensors alike: one, or the shards of a model.
-    fn add(&mut self, paths: &[PathBuf], plan: &Plan, others: Others<'_>) -> Result<(), RunError> {
+    fn add(&mut self, paths: &[PathBuf], plan: &Plan, others: Others) -> Result<(), RunError> {
         let map = |path: &PathBuf| {
             let file = File::open(path).map_err(RunError::io(path))?;
             // SAFETY: the map is only read, and gone when this function ends.
@@ -194,15 +192,12 @@ impl Found {
     fn take(
         &mut self,
         plan: &Plan,
-        others: Others<'_>,
+        others: Others,
         tensors: &BTreeMap<&str, View<'_>>,
         path: &Path,
     ) {
-        let training = if let Others::Of(training) = others { Some(training) } else { None };
-        let more = training.into_iter().flat_map(|plan| &plan.params);
-        let params: BTreeMap<&str, &[usize]> = (plan.params.iter().chain(more))
-            .map(|p| (p.name.as_str(), p.ty.shape.dims()))
-            .collect();
+        let params: BTreeMap<&str, &[usize]> =
+            plan.params.iter().map(|p| (p.name.as_str(), p.ty.shape.dims())).collect();
         let shapes = tensors.iter().map(|(name, (_, shape, _))| (*name, shape.as_slice()));
         let same = |a: &str, b: &str| tensors[a].0 == tensors[b].0 && tensors[a].2 == tensors[b].2;
         let Names { tensors: named, copies, notes } =
@@ -227,7 +222,8 @@ impl Found {
         }
         let own: BTreeSet<&str> = named.values().copied().chain(copies).collect();
         let is_refused = |name: &&str| {
-            !matches!(others, Others::Ignored) || own.is_empty() || name.starts_with(PEFT_PREFIX)
+            let is_adapter = name.starts_with(PEFT_PREFIX) || is_of_adapter(name);
+            others == Others::Refused || own.is_empty() || is_adapter
         };
         let unknown = tensors.keys().copied().filter(|name| !own.contains(name));
         let (buffers, unknown): (Vec<&str>, Vec<&str>) =

@@ -88,6 +88,11 @@ fn is_causal_mask(shape: &[usize], bytes: &[u8]) -> bool {
         })
 }
 
+/// Whether a tensor is of an adapter, as those of PEFT and of plans are named.
+pub fn is_of_adapter(name: &str) -> bool {
+    name.split('.').any(|part| part.starts_with("lora_"))
+}
+
 /// Keys of a configuration of PEFT that do not change what a trained adapter computes, whatever their values.
 const NEUTRAL: &[&str] = &[
     "auto_mapping",

@@ -92,7 +92,7 @@ fn a_run_shows_one_live_line() {
     let data = file("tests/models/gpt2/data.safetensors").to_string_lossy().into_owned();
     let in_dir = |name: &str| planned.dir.path().join(name).to_string_lossy().into_owned();
     let (metrics, checkpoints) = (in_dir("metrics.jsonl"), in_dir("ckpt"));
-    let validated = ["--validation", &data, "--validate-every", "5"];
+    let validated = ["--validation", &data, "--validate-every", "4"];
     let saved = ["--checkpoint", &checkpoints, "--checkpoint-every", "4", "--resume"];
     let file = ["--metrics", &metrics];
     let printed = ["--metrics", "/dev/stdout"];

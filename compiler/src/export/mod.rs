@@ -375,6 +375,16 @@ impl Export<'_> {
                 (5, Some(tensor)) if main => {
                     let own = wire::text(tensor, 8).unwrap_or_default();
                     tensors.insert(own.clone(), bytes.slice_ref(tensor));
+                    for (name, _) in restored.constants.iter().filter(|(_, of)| **of == own) {
+                        let stored: TensorProto = self.base.decode(bytes.slice_ref(tensor))?;
+                        let data =
+                            import::onnx::elements(&stored).map_err(|e| self.base.refuse(e))?;
+                        let dtype = stored.data_type as u64;
+                        out.put_message(
+                            5,
+                            self.tensor(&stored.dims, dtype, name, Piece::Bytes(data)),
+                        );
+                    }
                     if restored.dropped.contains(&own) {
                         continue;
                     }

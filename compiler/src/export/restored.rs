@@ -5,7 +5,7 @@ use super::message::{Elements, Message as Written, Piece};
 use super::{Export, Fault, adapter_of, merge, trained};
 use crate::import::limits::{Budget, Limits};
 use crate::import::onnx::messages::{GraphProto, ModelProto, NodeProto};
-use crate::import::onnx::{Replacement, copy_for_modules, replacements};
+use crate::import::onnx::{Replacement, constants, copy_for_modules, replacements};
 use frit_passes::adapter::Adapted;
 use prost::Message;
 use prost::bytes::Bytes;
@@ -34,6 +34,8 @@ pub(super) struct Restored {
     pub(super) copies: HashMap<usize, Vec<NodeProto>>,
     /// New initializers by name.
     pub(super) added: BTreeMap<String, Added>,
+    /// New initializers by name, with the first values of these.
+    pub(super) constants: BTreeMap<String, String>,
     /// Initializers that nothing reads any more.
     pub(super) dropped: HashSet<String>,
 }
@@ -70,6 +72,12 @@ impl Restored {
                 let added = Added { parameter, transposed, column, dtype, stored };
                 restored.added.entry(name).or_insert(added);
             }
+        }
+        for (node, operand) in constants(&graph) {
+            let stored = graph.node[node].input[operand].clone();
+            let name = format!("{stored}.constant");
+            restored.operands.entry(node).or_default().push((operand, name.clone()));
+            restored.constants.insert(name, stored);
         }
         for copied in copied {
             restored.copies.entry(copied.of).or_default().extend(copies.remove(&copied.at));

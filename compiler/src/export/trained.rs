@@ -26,7 +26,7 @@ pub struct Trained {
     pub(super) source: PathBuf,
     /// The parameters that the model must have.
     pub(super) names: Vec<String>,
-    /// Tensors that are no parameters of the plan.
+    /// Tensors of an adapter that the plan does not have.
     others: Vec<String>,
     /// Those that it has from the model.
     left_out: AllLeftOut,
@@ -127,12 +127,10 @@ impl Trained {
         let plans = plans.and_then(|bytes| Weights::of(bytes).ok());
         let params = plan_dir::read(plan)?.params;
         let known: BTreeSet<&str> = params.iter().map(|p| p.name.as_str()).collect();
-        let others = file.metadata.tensors().into_iter().filter(|(name, info)| {
-            let (shape, data) = (&info.shape, file.get(name).unwrap_or_default());
-            !known.contains(name.as_str())
-                && !weight_files::is_buffer(name, info.dtype, shape, data)
-        });
-        let mut others: Vec<String> = others.map(|(name, _)| format!("`{name}`")).collect();
+        let names = file.metadata.offset_keys().into_iter();
+        let others =
+            names.filter(|n| !known.contains(n.as_str()) && weight_files::is_of_adapter(n));
+        let mut others: Vec<String> = others.map(|name| format!("`{name}`")).collect();
         others.sort();
         let used = params.into_iter().filter(|p| p.home != ParamHome::Unused);
         let used = used.filter(|p| !left_out.contains_key(&p.name));
@@ -158,7 +156,7 @@ impl Trained {
         Ok(Trained { source, names, others, left_out, values })
     }
 
-    /// Checks that there are no tensors of another plan.
+    /// Checks that there is no adapter of another plan.
     ///
     /// # Errors
     /// If there are.
@@ -167,7 +165,7 @@ impl Trained {
             return Ok(());
         }
         let what = format!(
-            "{} holds tensors that the plan does not have: {}",
+            "{} holds an adapter that the plan does not have: {}",
             self.path().display(),
             listed(&self.others)
         );

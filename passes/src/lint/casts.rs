@@ -53,10 +53,11 @@ pub(super) fn ping_pong(plan: &Plan, stated: bool, found: &mut Findings) {
         let mut from: HashMap<ValueId, DType> = HashMap::new();
         let mut operands = reads.iter();
         for (_, node) in body.nodes() {
-            // Of a concatenation, what all parts were cast from.
-            let mut casts = node.inputs.iter().map(|v| from.get(v).copied());
-            let first = casts.next().flatten();
-            let inherited = first.filter(|_| casts.all(|other| other == first));
+            // A concatenation is of the widest of its dtypes, as in PyTorch.
+            let inherited = match node.inputs[..] {
+                [operand] => from.get(&operand).copied(),
+                _ => None,
+            };
             let origin = match &node.op {
                 Op::Input(_) => operands.next().and_then(|p| known.read(p)),
                 Op::Cast(cast) => {

@@ -90,11 +90,15 @@ pub fn check_free(path: &Path) -> Result<()> {
     if !is_plan(path) {
         return Err(PlanDirError::Occupied(path.into()));
     }
-    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
-    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    // Systems leave hidden files.
-    let mut others: Vec<String> =
-        names.filter(|n| !layout::NAMES.contains(&n.as_str()) && !n.starts_with('.')).collect();
+    let mut others = vec![];
+    for folder in ["", layout::EVALUATION] {
+        let entries = std::fs::read_dir(path.join(folder)).into_iter().flatten().flatten();
+        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let is_other = |n: &String| !layout::NAMES.contains(&n.as_str()) && n != ".DS_Store";
+        others.extend(
+            names.filter(is_other).map(|n| Path::new(folder).join(n).display().to_string()),
+        );
+    }
     if others.is_empty() {
         return Ok(());
     }

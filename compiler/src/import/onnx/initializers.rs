@@ -5,6 +5,7 @@
 //! for those that cannot be restored.
 
 use super::context::{self, Bound};
+use super::exporter::arguments;
 use super::masks::Positions;
 use super::messages::{NodeProto, TensorProto};
 use super::subgraph::operands;
@@ -97,7 +98,7 @@ impl<'a> Importer<'a> {
         self.tie(tied);
         self.restore_parameters(&trainable);
         self.computed_with(&parameters);
-        self.missing_parameters(parameters.into_values(), &trainable);
+        self.missing_parameters(&parameters, &trainable);
     }
 
     /// Warns of vectors that are also the rows of a constant: the exporter computed `0 · weight + bias`.
@@ -145,19 +146,22 @@ impl<'a> Importer<'a> {
     /// Warns of parameters of the PyTorch module that the graph does not have.
     fn missing_parameters(
         &mut self,
-        names: impl Iterator<Item = String>,
+        parameters: &HashMap<String, String>,
         trainable: &trainable::Trainable<'_>,
     ) {
         let stored: HashSet<&str> =
             self.source.initializer.iter().map(|t| t.name.as_str()).collect();
-        let mut missing: Vec<String> = names
+        let nodes = self.nodes.iter().filter_map(|(_, node)| arguments(node));
+        let called: HashSet<&str> = nodes.flat_map(|(_, of)| of).map(|a| a.name).collect();
+        // Without optimization all that no call reads are unused parameters and second names of tied ones.
+        let is_optimized = self.restored.is_optimized() || trainable.has_folded(self.source);
+        let mut missing: Vec<String> = (parameters.iter())
+            .filter(|(placeholder, _)| is_optimized || called.contains(placeholder.as_str()))
+            .map(|(_, name)| name.clone())
             .filter(|n| !stored.contains(n.as_str()) && !self.restored_values.contains_key(n))
             .collect();
         missing.sort();
-        // Without optimization all that is missing are unused parameters and second names of tied ones.
-        if missing.is_empty()
-            || !(self.restored.is_optimized() || trainable.has_folded(self.source))
-        {
+        if missing.is_empty() {
             return;
         }
         let message = match missing.len() {
@@ -220,7 +224,9 @@ impl<'a> Importer<'a> {
             let (Some((weight, proto)), false) = (weight, known) else { continue };
             let transposed = node.attribute.iter().any(|a| a.name == "transB" && a.i != 0);
             let rows = transposed || node.op_type == "Conv";
-            let n = proto.dims.get(usize::from(!rows)).copied();
+            let groups = node.attribute.iter().find(|a| a.name == "group");
+            let groups = groups.filter(|_| node.op_type == "ConvTranspose").map_or(1, |a| a.i);
+            let n = proto.dims.get(usize::from(!rows)).map(|n| n.saturating_mul(groups));
             let ty = n.and_then(|n| usize::try_from(n).ok()).and_then(|n| {
                 let dtype = tensor::dtype(proto.data_type.into()).ok()?;
                 Some(TensorType::new(dtype, [n]))
@@ -261,6 +267,16 @@ impl<'a> Importer<'a> {
         Some(Bound::Value(*value))
     }
 
+    /// The value of an operand that is a constant, although it is stored as a parameter.
+    fn constant_operand(&mut self, place: usize, i: usize, origin: &Origin) -> Option<Bound> {
+        let name = self.source.node.get(place)?.input.get(i)?;
+        let proto = self.source.initializer.iter().find(|t| t.name == *name)?;
+        let value = tensor::read(proto, &mut self.files).and_then(|stored| stored.tensor()).ok()?;
+        let op = Op::Constant(Constant { value });
+        let value = self.graph.add1(op, &[], origin.clone(), Region::Forward).ok()?;
+        Some(Bound::Value(value))
+    }
+
     /// The value of an operand that stands for a parameter of another name.
     pub(super) fn restored_operand(
         &mut self,
@@ -268,6 +284,9 @@ impl<'a> Importer<'a> {
         i: usize,
         origin: &Origin,
     ) -> Option<Bound> {
+        if self.restored.is_constant(place, i) {
+            return self.constant_operand(place, i, origin);
+        }
         let parameter = self.restored.parameter(place, i)?;
         let value = match self.values.get(parameter.name.as_str()) {
             Some(Bound::Value(value)) => *value,

@@ -33,7 +33,7 @@ mod unreached;
 mod unread;
 
 pub use opset::SUPPORTED as SUPPORTED_OPSETS;
-pub(crate) use restore::{Replacement, replacements};
+pub(crate) use restore::{Replacement, constants, replacements};
 pub(crate) use shared::copy_for_modules;
 pub(crate) use subgraph::operands;
 

@@ -41,6 +41,8 @@ impl Parameter {
 pub(super) struct Restored {
     /// The parameter, by position of the node and the operand.
     parameters: HashMap<(usize, usize), Parameter>,
+    /// Operands that are constants, although a parameter of the same first values is stored in their place.
+    constants: HashSet<(usize, usize)>,
     /// The all-zero bias that the exporter dropped from a matmul, by position of the node.
     zero_biases: HashMap<usize, String>,
     /// Initializers that some operand stands for under their own name, or as no parameter.
@@ -60,6 +62,13 @@ pub(crate) struct Replacement {
     pub(crate) transposed: bool,
     /// The shape of the operand, if that is the vector with further axes of one element.
     pub(crate) column: Option<Vec<i64>>,
+}
+
+/// The operands of a graph that are constants, although they are stored as a parameter.
+pub(crate) fn constants(graph: &GraphProto) -> Vec<(usize, usize)> {
+    let mut found: Vec<(usize, usize)> = Restored::of(graph).constants.into_iter().collect();
+    found.sort_unstable();
+    found
 }
 
 /// The operands of a graph that stand for a parameter of another name, in the order of the nodes.
@@ -121,7 +130,8 @@ impl Restored {
                 })
                 .filter_map(|(role, name)| Some((role, parameters.get(name)?.as_str())))
                 .collect();
-            if matches!(node.op_type.as_str(), "Gemm" | "Conv") && node.input.len() == 2 {
+            let has_bias = matches!(node.op_type.as_str(), "Gemm" | "Conv" | "ConvTranspose");
+            if has_bias && node.input.len() == 2 {
                 let bias = candidates.iter().find(|(role, _)| *role == Role::Bias);
                 if let Some((_, name)) = bias.filter(|(_, name)| !stored.contains_key(name)) {
                     restored.zero_biases.insert(*place, name.to_string());
@@ -148,6 +158,11 @@ impl Restored {
                 // The input of a linear layer, whose weight is on the right; the scales and offsets of groups, which are ones and zeros.
                 let is_other = linear && node.op_type == "MatMul" && i == 0
                     || grouped && node.op_type == "InstanceNormalization";
+                let is_listed = parameters.values().any(|name| name == operand);
+                if grouped && node.op_type == "InstanceNormalization" && is_listed {
+                    restored.constants.insert((*place, i));
+                    continue;
+                }
                 if is_other {
                     restored.kept.insert(operand.clone());
                     continue;
@@ -230,6 +245,20 @@ impl Restored {
                 readers.entry(operand).or_default().insert(scope::of(node));
             }
         }
+        // Initializers that their own modules read, themselves or the results of a node without a call: another module may only borrow
+        // the others.
+        let mut owned: HashSet<&str> = HashSet::new();
+        for (_, node) in nodes {
+            let results = if arguments(node).is_none() { &node.output[..] } else { &[] };
+            for operand in &node.input {
+                let mut of = std::iter::once(operand).chain(results);
+                if of.any(|name| {
+                    readers.get(name.as_str()).is_some_and(|r| r.contains(module_of(operand)))
+                }) {
+                    owned.insert(operand);
+                }
+            }
+        }
         let mut restored = vec![];
         for (place, node) in nodes.iter().filter(|(_, node)| arguments(node).is_none()) {
             let of_results = node.output.iter().filter_map(|o| readers.get(o.as_str())).flatten();
@@ -243,6 +272,7 @@ impl Restored {
                 if stored.contains_key(operand.as_str())
                     && module_of(operand) != module
                     && is_earlier
+                    && owned.contains(operand.as_str())
                 {
                     restored.push(((*place, i), Parameter::new(name)));
                 }
@@ -274,6 +304,11 @@ impl Restored {
     /// The parameter that the operand stands for.
     pub(super) fn parameter(&self, node: usize, operand: usize) -> Option<&Parameter> {
         self.parameters.get(&(node, operand))
+    }
+
+    /// Whether the operand is a constant that is stored as a parameter.
+    pub(super) fn is_constant(&self, node: usize, operand: usize) -> bool {
+        self.constants.contains(&(node, operand))
     }
 
     /// Whether the exporter changed the name of anything.
@@ -310,6 +345,10 @@ fn of_argument(op: &str, index: usize) -> Role {
         ("addmm" | "baddbmm", 2) | ("embedding", 0) => Role::Weight,
         ("linear" | "conv1d" | "conv2d" | "conv3d" | "convolution", 1) => Role::Weight,
         ("linear" | "conv1d" | "conv2d" | "conv3d" | "convolution", 2) => Role::Bias,
+        ("conv_transpose1d" | "conv_transpose2d" | "conv_transpose3d", 1) => Role::Weight,
+        ("conv_transpose1d" | "conv_transpose2d" | "conv_transpose3d", 2) => Role::Bias,
+        ("instance_norm", 1) => Role::Weight,
+        ("instance_norm", 2) => Role::Bias,
         // Its operators are many: by whether they train, and whether they return the statistics.
         (op, 1) if op.contains("batch_norm") => Role::Weight,
         (op, 2) if op.contains("batch_norm") => Role::Bias,
@@ -323,8 +362,10 @@ fn of_argument(op: &str, index: usize) -> Role {
 fn of_operand(op_type: &str, index: usize) -> Role {
     match (op_type, index) {
         ("MatMul", _) | ("Gather", 0) | ("Mul", _) => Role::Weight,
-        ("Gemm" | "Conv" | "LayerNormalization" | "BatchNormalization", 1) => Role::Weight,
-        ("Gemm" | "Conv" | "LayerNormalization" | "BatchNormalization", 2) => Role::Bias,
+        ("Gemm" | "Conv" | "ConvTranspose", 1) => Role::Weight,
+        ("Gemm" | "Conv" | "ConvTranspose", 2) => Role::Bias,
+        ("LayerNormalization" | "BatchNormalization", 1) => Role::Weight,
+        ("LayerNormalization" | "BatchNormalization", 2) => Role::Bias,
         ("GroupNormalization" | "InstanceNormalization" | "RMSNormalization", 1) => Role::Weight,
         ("GroupNormalization" | "InstanceNormalization", 2) | ("Add", _) => Role::Bias,
         _ => Role::Other,

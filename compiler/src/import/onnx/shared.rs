@@ -13,6 +13,9 @@ use frit_ir::{Diagnostic, Origin};
 use prost::Message;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+/// Positions of a node and of one of its operands.
+type Operand = (usize, usize);
+
 /// A copy of a node.
 #[derive(Clone, Debug)]
 pub(crate) struct Copied {
@@ -20,8 +23,8 @@ pub(crate) struct Copied {
     pub(crate) of: usize,
     /// Position of the copy, behind all nodes that were there.
     pub(crate) at: usize,
-    /// The operands that read its results: positions of node and operand.
-    pub(crate) readers: Vec<(usize, usize)>,
+    /// The operands that read its results.
+    pub(crate) readers: Vec<Operand>,
 }
 
 /// Copies them, each once for every module that lacks a parameter.
@@ -32,19 +35,19 @@ pub(crate) fn copy_for_modules(
     graph: &mut GraphProto,
     budget: &mut Budget,
 ) -> Result<Vec<Copied>, Diagnostic> {
-    let mut readers: HashMap<&str, Vec<(usize, usize)>> = HashMap::new();
+    let mut readers: HashMap<&str, Vec<Operand>> = HashMap::new();
     for (place, node) in graph.node.iter().enumerate() {
         for (i, operand) in node.input.iter().enumerate() {
             readers.entry(operand).or_default().push((place, i));
         }
     }
     let stored: HashSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
-    let mut shared: Vec<(usize, BTreeMap<String, Vec<(usize, usize)>>)> = vec![];
+    let mut shared: Vec<(usize, BTreeMap<String, Vec<Operand>>)> = vec![];
     for (place, node) in graph.node.iter().enumerate() {
         if arguments(node).is_some() || !node.input.iter().any(|i| stored.contains(i.as_str())) {
             continue;
         }
-        let mut modules: BTreeMap<String, Vec<(usize, usize)>> = BTreeMap::new();
+        let mut modules: BTreeMap<String, Vec<Operand>> = BTreeMap::new();
         for reader in node.output.iter().filter_map(|o| readers.get(o.as_str())).flatten() {
             modules.entry(scope::of(&graph.node[reader.0])).or_default().push(*reader);
         }

@@ -104,10 +104,14 @@ impl<'a> Trainable<'a> {
             }
             name
         };
+        // A parameter with the same first values may be stored in the place of a statistic.
+        let is_statistic =
+            |name: &&str| signature.get(*name).is_none_or(|kind| kind != "PARAMETER");
         let statistics = nodes
             .iter()
             .filter(|n| n.op_type == "BatchNormalization")
             .flat_map(|n| n.input.iter().skip(3).map(source_of))
+            .filter(is_statistic)
             .collect();
         let class_weights = nodes
             .iter()
@@ -123,6 +127,7 @@ impl<'a> Trainable<'a> {
             .filter(|n| n.op_type == "BatchNormalization")
             .filter(trains)
             .flat_map(|n| n.input.iter().skip(3).map(source_of))
+            .filter(is_statistic)
             .collect();
         let mut from_data: HashSet<&str> = data.clone();
         for node in nodes {

@@ -1,15 +1,19 @@
-//! Discrete Fourier transforms, as sums with precomputed cosines and sines. They are reductions rather than matmuls, so that
-//! autocast keeps them in f32, as in PyTorch. Sources: ONNX DFT-20, STFT-17.
+//! Discrete Fourier transforms, as sums with precomputed cosines and sines. Those of DFT are reductions rather than matmuls, so that
+//! autocast keeps them in f32, as in PyTorch; the many frames of STFT would need too much memory for their products. Sources: ONNX DFT-20,
+//! STFT-17.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::composed::binary;
 use super::{Operator, one, op};
-use frit_ir::ops::{BinaryFn, Concat, Gather, Pad, Reduce, ReduceFn, Slice, Transpose};
+use frit_ir::ops::{BinaryFn, Concat, Gather, MatMul, Pad, Reduce, ReduceFn, Slice, Transpose};
 use frit_ir::{DType, Op, ValueId};
 use std::f64::consts::TAU;
 
 pub(super) const OPERATORS: &[Operator] =
     &[op("DFT", &["axis", "inverse", "onesided"], dft), op("STFT", &["onesided"], stft)];
+
+/// `rows[…, n]` times `table[k, n]`, summed → `[…, k]`.
+type Sums = fn(&mut NodeContext<'_>, ValueId, ValueId) -> Result<ValueId, Fault>;
 
 /// A transform to or from `n` elements.
 #[derive(Clone, Copy)]
@@ -31,8 +35,13 @@ impl Transform {
         }
     }
 
-    /// Transforms the last axis of the real part and, if there is one, the imaginary part.
-    fn apply(self, cx: &mut NodeContext<'_>, parts: &[ValueId]) -> Result<[ValueId; 2], Fault> {
+    /// Transforms the last axis of the real part and, if there is one, the imaginary part, by this function of rows and table.
+    fn apply(
+        self,
+        cx: &mut NodeContext<'_>,
+        parts: &[ValueId],
+        sums: Sums,
+    ) -> Result<[ValueId; 2], Fault> {
         let Transform { n, inverse, one_sided } = self;
         let (from, to) = self.sizes();
         let weight = |j: usize| match one_sided && inverse && j != 0 && 2 * j != n {
@@ -86,7 +95,7 @@ fn dft(cx: &mut NodeContext<'_>) -> Outcome {
     for part in 0..dims[rank - 1] {
         parts.push(rows(cx, x, (axis, transform.sizes().0), part)?);
     }
-    let transformed = transform.apply(cx, &parts)?;
+    let transformed = transform.apply(cx, &parts, reduced)?;
     let mut results = Vec::new();
     let kept = if inverse && one_sided { 1 } else { 2 };
     for part in transformed.into_iter().take(kept) {
@@ -142,7 +151,7 @@ fn stft(cx: &mut NodeContext<'_>) -> Outcome {
     let one_sided = cx.int("onesided", 1) != 0;
     let transform = Transform { n: length, inverse: false, one_sided };
     let mut results = Vec::new();
-    for part in transform.apply(cx, &framed)? {
+    for part in transform.apply(cx, &framed, multiplied)? {
         results.push(cx.reshape(part, vec![b, frames, transform.sizes().1, 1])?);
     }
     one(cx.emit(Op::Concat(Concat { axis: 3 }), &results)?)
@@ -177,8 +186,19 @@ fn rows(
     cx.emit(Op::Pad(Pad { low: vec![0; rank - 1], high, value: 0.0 }), &[rows])
 }
 
-/// `rows[…, n]` times `table[k, n]`, summed → `[…, k]`.
-fn sums(cx: &mut NodeContext<'_>, rows: ValueId, table: ValueId) -> Result<ValueId, Fault> {
+/// [`Sums`] by a matmul.
+fn multiplied(cx: &mut NodeContext<'_>, rows: ValueId, table: ValueId) -> Result<ValueId, Fault> {
+    let mut shape = cx.dims(rows);
+    let n = shape.pop().unwrap_or(1);
+    let rows = cx.reshape(rows, vec![shape.iter().product(), n])?;
+    let matmul = Op::MatMul(MatMul { trans_b: true, ..MatMul::default() });
+    let sums = cx.emit(matmul, &[rows, table])?;
+    shape.push(cx.dims(sums)[1]);
+    cx.reshape(sums, shape)
+}
+
+/// [`Sums`] by a reduction.
+fn reduced(cx: &mut NodeContext<'_>, rows: ValueId, table: ValueId) -> Result<ValueId, Fault> {
     let mut shape = cx.dims(rows);
     let last = shape.len();
     shape.insert(last - 1, 1);

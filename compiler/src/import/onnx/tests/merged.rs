@@ -103,6 +103,12 @@ fn what_the_optimization_splits_is_a_parameter_of_the_module_that_reads_the_part
     let signature = &mut tied.graph.as_mut().expect("a graph").metadata_props[0].value;
     *signature = signature.lines().rev().map(|line| format!("{line}\n")).collect();
     assert_eq!(trained(&tied), shared);
+    // A module may read the parameter of another one that does not read it itself.
+    let mut borrowed = packed("b", &["b.in_proj_bias"]);
+    let graph = borrowed.graph.as_mut().expect("a graph");
+    graph.node.remove(1);
+    graph.node[2].input[0] = "h".into();
+    assert_eq!(trained(&borrowed), shared);
     // Nodes that did the same were merged, too.
     let both = trained(&packed("c", &["b.in_proj_bias", "c.in_proj_bias"]));
     assert_eq!(both, ["a.weight", "a.bias", "b.in_proj_bias", "c.in_proj_bias"]);
@@ -156,6 +162,45 @@ fn the_scales_of_groups_are_no_parameters() {
         let expected = normal(i) * (i / 4 + 1) as f64 + if i / 4 == 1 { 0.5 } else { 0.0 };
         assert!((y - expected).abs() < 1e-5, "{i}: {y} for {expected}");
     }
+}
+
+#[test]
+fn the_scales_of_groups_stay_what_they_are_where_a_parameter_begins_like_them() {
+    let alone = import(&grouped(), &ImportOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+    let mut merged = grouped();
+    let graph = merged.graph.as_mut().expect("a graph");
+    graph.metadata_props[0].value += "p_o: PARAMETER target='other.weight'\n";
+    graph.initializer[0].name = "other.weight".into();
+    graph.node[1].input[1] = "other.weight".into();
+    let merged = import(&merged, &ImportOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+    let names: Vec<&str> = merged.graph.params().map(|(_, p)| p.name.as_str()).collect();
+    assert_eq!(names, ["norm.weight", "norm.bias"]);
+    let x = (0..16).map(f64::from).collect();
+    let x = frit_ir::Tensor::floats(frit_ir::DType::F32, [1, 4, 2, 2], x);
+    assert_eq!(run(&alone, &[("x", x.clone())])[0], run(&merged, &[("x", x)])[0]);
+}
+
+#[test]
+fn a_batch_norm_with_fresh_statistics_trains() {
+    let entry = |key: &str, value: &str| StringStringEntryProto {
+        key: format!("pkg.torch.{key}"),
+        value: value.into(),
+    };
+    let call = "%n = call_function[target=torch.ops.aten._native_batch_norm_legit_functional.default](args = \
+                (%x, %p_w, %p_b, %b_m, %b_v, True, 0.1, 1e-05))";
+    let mut norm =
+        node("BatchNormalization", &["x", "n.weight", "n.bias", "n.bias", "n.weight"], &["y"]);
+    norm.metadata_props = vec![entry("onnx.fx_node", call)];
+    let weights = vec![floats("n.weight", &[2], &[1.0; 2]), floats("n.bias", &[2], &[0.0; 2])];
+    let inputs = vec![input("x", 1, &[Dim::N(3), Dim::N(2)])];
+    let mut model = model(inputs, weights, vec![norm], &["y"]);
+    model.producer_name = "pytorch".into();
+    let lines = "p_w: PARAMETER target='n.weight'\np_b: PARAMETER target='n.bias'\n\
+                 b_m: BUFFER target='n.running_mean' persistent=True\n\
+                 b_v: BUFFER target='n.running_var' persistent=True\n";
+    let graph = model.graph.as_mut().expect("a graph");
+    graph.metadata_props = vec![entry("export.ExportedProgram.graph_signature", lines)];
+    assert_eq!(trained(&model), ["n.weight", "n.bias"]);
 }
 
 #[test]
