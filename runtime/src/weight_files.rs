@@ -60,7 +60,7 @@ fn read(path: &Path) -> Result<Value, RunError> {
 const BUFFERS: [&str; 3] = ["masked_bias", "inv_freq", "original_inv_freq"];
 
 /// Whether a tensor that is no parameter of the plan is none of any model: it has integers, is a causal mask, or has the name of a buffer.
-pub fn is_buffer(name: &str, dtype: Dtype, shape: &[usize], bytes: &[u8]) -> bool {
+pub(crate) fn is_buffer(name: &str, dtype: Dtype, shape: &[usize], bytes: &[u8]) -> bool {
     match dtype {
         Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16 => {
             let last = name.rsplit('.').next().unwrap_or(name);

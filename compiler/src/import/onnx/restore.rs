@@ -155,15 +155,14 @@ impl Restored {
                 let role = of_operand(&node.op_type, i);
                 let is_call = |name: &str| call.as_ref().is_some_and(|(op, _)| *op == name);
                 let (linear, grouped) = (is_call("linear"), is_call("group_norm"));
-                // The input of a linear layer, whose weight is on the right; the scales and offsets of groups, which are ones and zeros.
-                let is_other = linear && node.op_type == "MatMul" && i == 0
-                    || grouped && node.op_type == "InstanceNormalization";
-                let is_listed = parameters.values().any(|name| name == operand);
-                if grouped && node.op_type == "InstanceNormalization" && is_listed {
+                // The scales and offsets of groups are ones and zeros, whatever else begins like them.
+                let of_groups = grouped && node.op_type == "InstanceNormalization";
+                if of_groups && parameters.values().any(|name| name == operand) {
                     restored.constants.insert((*place, i));
                     continue;
                 }
-                if is_other {
+                // The input of a linear layer, whose weight is on the right.
+                if of_groups || linear && node.op_type == "MatMul" && i == 0 {
                     restored.kept.insert(operand.clone());
                     continue;
                 }
