@@ -10,6 +10,7 @@ pub mod gradient;
 mod index;
 mod integer;
 mod lemmas;
+mod mask;
 mod name;
 mod operation;
 mod order;

@@ -1,6 +1,7 @@
 //! Substitution of indices for variables. Terms are built again, so they simplify.
 
 use crate::index::{Affine, Atom, Ix, Kind, Var};
+use crate::lemmas::{ROUND, extremum, rounded_by};
 use crate::operation::OPERATION;
 use crate::term::{Function, Term, TermId, Terms};
 
@@ -113,6 +114,8 @@ impl Terms {
             ("not_negative", &[a]) => self.not_negative(a),
             ("is_zero", &[a]) => self.is_zero(a),
             ("float_of", &[a]) => self.float_of(a),
+            ("max" | "min", &[a, b]) => extremum(self, function.name, a, b),
+            (ROUND, &[a]) => rounded_by(self, a, function.attributes[0]),
             (OPERATION, _) => self.operation_of(function.attributes[0], operands),
             _ => self.function(function, operands),
         }
@@ -144,5 +147,34 @@ impl Terms {
             sum = self.plus(sum, part);
         }
         sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use frit_ir::DType;
+
+    /// The sign of a sum and the order of operands follow from hashes of indices, which other indices change.
+    #[test]
+    fn terms_are_in_normal_form_after_substitution() {
+        let mut t = Terms::default();
+        let at = t.var(Kind::Axis, 0, 8);
+        let var = Var { kind: Kind::Axis, number: 0, extent: 8 };
+        let built = |t: &mut Terms, n: usize, ix: Ix| {
+            let two = t.constant_index(2);
+            let [a, b] = [("a", ix), ("b", two)].map(|(name, ix)| {
+                let leaf = t.leaf(&format!("{name}{n}"));
+                t.term(Term::Leaf(leaf, [ix].into()))
+            });
+            let difference = t.sub(a, b);
+            let rounded = rounded_by(t, difference, DType::BF16 as u64);
+            [rounded, extremum(t, "max", a, b)]
+        };
+        for n in 0..40 {
+            let to = t.constant_index(5);
+            let (general, special) = (built(&mut t, n, at), built(&mut t, n, to));
+            assert_eq!(general.map(|x| t.substitute(x, vec![(var, to)])), special, "{n}");
+        }
     }
 }

@@ -52,6 +52,7 @@ pub(super) fn attention(
             weight = t.mul(weight, seen);
         }
     }
+    let weight = t.with_one_mask(weight);
     let total = t.sum_over(weight, key.as_slice());
     let value = v.at(t, &[batch, group, j, column]);
     let mut weighted = t.product(&[(weight, 1.0), (total, -1.0), (value, 1.0)]);

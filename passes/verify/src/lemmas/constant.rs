@@ -61,6 +61,11 @@ fn of_bits(t: &mut Terms, tensor: &Tensor) -> TermId {
     }
 }
 
+/// The element of a tensor of these truth values.
+pub(crate) fn truths_of_values(t: &mut Terms, sizes: &[usize], values: Vec<f64>) -> TermId {
+    of_values(t, DType::Bool, sizes, values)
+}
+
 /// The element of a tensor of these values.
 fn of_values(t: &mut Terms, dtype: DType, sizes: &[usize], values: Vec<f64>) -> TermId {
     let (sizes, axes, values) = without_repeats(t, sizes, values);
@@ -118,7 +123,7 @@ fn mask(t: &mut Terms, dtype: DType, sizes: &[usize], values: &[f64]) -> Option<
         return None;
     }
     let truths = values.iter().map(|x| f64::from(is_kept(x))).collect();
-    let condition = of_values(t, DType::Bool, sizes, truths);
+    let condition = truths_of_values(t, sizes, truths);
     let inside = of_values(t, dtype, sizes, continued(sizes, values));
     let lowest = t.constant(f64::NEG_INFINITY);
     Some(t.select(condition, inside, lowest))
@@ -332,6 +337,26 @@ mod tests {
             assert!(is_equal(&parts, &[both(&sees)]));
             assert!(!is_equal(&parts, &[both(&|row, key| key <= row)]));
             assert!(!is_equal(&[mask], &[both(&sees)]));
+        }
+    }
+
+    #[test]
+    fn masks_may_be_added_or_joined() {
+        let least = f64::from(f32::MIN);
+        let of = |sees: &dyn Fn(usize, usize) -> bool| {
+            table(|_, row, key| if sees(row, key) { 0.0 } else { least })
+        };
+        let causal = |row: usize, key: usize| key <= row;
+        let column = |_: usize, key: usize| key != 2;
+        let some = |row: usize, key: usize| (row * 3 + key) % 5 != 1;
+        for other in [&column as &dyn Fn(usize, usize) -> bool, &some] {
+            for first in [&causal as &dyn Fn(usize, usize) -> bool, &some] {
+                let both = of(&|row, key| first(row, key) && other(row, key));
+                assert!(is_equal(&[of(first), of(other)], std::slice::from_ref(&both)));
+                assert!(is_equal(&[of(other), of(first)], std::slice::from_ref(&both)));
+                let third = of(&|row, key| first(row, key) && other(row, key) && key < 3);
+                assert!(!is_equal(&[of(first), of(other)], &[third]));
+            }
         }
     }
 

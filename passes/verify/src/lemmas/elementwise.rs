@@ -123,10 +123,7 @@ pub(super) fn binary(t: &mut Terms, f: BinaryFn, a: TermId, b: TermId, dtype: DT
             Some(exponent) if dtype.is_float() || exponent >= 0.0 => t.power(a, exponent),
             _ => t.apply("pow", &[a, b]),
         },
-        BinaryFn::Max | BinaryFn::Min => {
-            let (a, b) = (a.min(b), a.max(b));
-            if a == b { a } else { commutative(t, f.name(), a, b) }
-        }
+        BinaryFn::Max | BinaryFn::Min => extremum(t, f.name(), a, b),
         BinaryFn::TanhGrad => {
             let square = t.power(b, 2.0);
             let slope = t.sum(&[(square, -1.0)], 1.0);
@@ -148,8 +145,12 @@ pub(super) fn binary(t: &mut Terms, f: BinaryFn, a: TermId, b: TermId, dtype: DT
     }
 }
 
-/// A function whose operands may be exchanged: in an order that does not depend on the names of variables.
-fn commutative(t: &mut Terms, name: &'static str, a: TermId, b: TermId) -> TermId {
+/// The larger or smaller of two numbers, in an order that does not depend on the names of variables.
+pub(crate) fn extremum(t: &mut Terms, name: &'static str, a: TermId, b: TermId) -> TermId {
+    let (a, b) = (a.min(b), a.max(b));
+    if a == b {
+        return a;
+    }
     let (a, b) = if t.shape_of(a) <= t.shape_of(b) { (a, b) } else { (b, a) };
     t.apply(name, &[a, b])
 }

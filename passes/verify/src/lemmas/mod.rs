@@ -22,8 +22,9 @@ use rustc_hash::{FxHashMap, FxHasher};
 use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 
-pub(crate) use constant::constant;
-pub(crate) use rounding::{is_exact, rounded};
+pub(crate) use constant::{constant, truths_of_values};
+pub(crate) use elementwise::extremum;
+pub(crate) use rounding::{ROUND, is_exact, rounded, rounded_by};
 
 /// An operand: its element over its axes.
 #[derive(Clone, Debug)]

@@ -61,4 +61,11 @@ pub(crate) fn rounded(t: &mut Terms, term: TermId, dtype: DType) -> TermId {
     t.function(function, &[term])
 }
 
-const ROUND: &str = "round";
+/// Rounding, and its dtype as an attribute of the function.
+pub(crate) const ROUND: &str = "round";
+
+/// The function [`ROUND`] of a term.
+pub(crate) fn rounded_by(t: &mut Terms, term: TermId, attribute: u64) -> TermId {
+    let dtype = DType::ALL.into_iter().find(|dtype| *dtype as u64 == attribute);
+    rounded(t, term, dtype.expect("a dtype"))
+}

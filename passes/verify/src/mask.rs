@@ -1,0 +1,125 @@
+//! Masks that are known: tables of truth values, and bounds of indices beside them, as one table.
+//!
+//! Whether a graph excludes scores by two constant masks or by their conjunction, what is left of them is the same.
+
+use crate::index::{Affine, Atom, Ix, Var};
+use crate::lemmas::truths_of_values;
+use crate::term::{Number, Term, TermId, Terms};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+/// Larger tables are not made.
+const MOST: usize = 1 << 22;
+
+/// A factor of known truth values.
+enum Known {
+    /// Of a constant c at these indices; or of its negation, which is 1 times 1 − c, or −1 times c − 1.
+    Table { sizes: Vec<usize>, values: Rc<[f64]>, at: Rc<[Ix]>, negation: Option<i8> },
+    /// Of an index that is not negative.
+    Bound(Ix),
+}
+
+impl Terms {
+    /// The product, of whose factors the tables of truth values, if there are any, are one with all other known truths.
+    pub(crate) fn with_one_mask(&mut self, product: TermId) -> TermId {
+        let (number, scaled) = self.content(product);
+        let Term::Product(factors) = self.get(scaled).clone() else { return product };
+        let known: Vec<Option<Known>> = factors.iter().map(|f| self.known_truth(*f)).collect();
+        let is_table = |known: &Option<Known>| matches!(known, Some(Known::Table { .. }));
+        if known.iter().flatten().count() < 2 || !known.iter().any(is_table) {
+            return product;
+        }
+        let of_known = factors.iter().zip(&known).filter(|(_, known)| known.is_some());
+        let vars: BTreeSet<Var> =
+            of_known.flat_map(|((t, _), _)| self.vars_of(*t).to_vec()).collect();
+        let vars: Vec<Var> = vars.into_iter().collect();
+        let sizes: Vec<usize> = vars.iter().map(|var| var.extent as usize).collect();
+        let volume = sizes.iter().try_fold(1_usize, |all, n| all.checked_mul(*n));
+        let Some(volume) = volume.filter(|volume| *volume <= MOST) else { return product };
+        let mut place = vec![0_i64; vars.len()];
+        let mut values = Vec::with_capacity(volume);
+        for _ in 0..volume {
+            let truths: Option<Vec<bool>> =
+                known.iter().flatten().map(|known| self.holds(known, &vars, &place)).collect();
+            let Some(truths) = truths else { return product };
+            values.push(f64::from(truths.iter().all(|holds| *holds)));
+            for (at, n) in place.iter_mut().zip(&sizes).rev() {
+                *at += 1;
+                if *at < *n as i64 {
+                    break;
+                }
+                *at = 0;
+            }
+        }
+        let table = truths_of_values(self, &sizes, values);
+        let at: Vec<Ix> = vars.iter().map(|var| self.atom(Atom::Var(*var))).collect();
+        let table = self.at(table, &sizes, &at);
+        let others = factors.iter().zip(&known).filter(|(_, known)| known.is_none());
+        let mut all: Vec<(TermId, f64)> = others.map(|((t, e), _)| (*t, e.value())).collect();
+        all.push((table, 1.0));
+        let all = self.product(&all);
+        let is_minus = |known: &&Known| matches!(known, Known::Table { negation: Some(-1), .. });
+        let minus = known.iter().flatten().filter(is_minus).count() % 2 == 1;
+        self.scale(all, if minus { -number } else { number })
+    }
+
+    /// The known truth that a factor is, if it is one of variables that are all bounded.
+    fn known_truth(&self, (factor, exponent): (TermId, Number)) -> Option<Known> {
+        if exponent != Number::ONE {
+            return None;
+        }
+        let (term, negation) = match self.get(factor) {
+            Term::Sum(parts, constant) => match (&parts[..], constant.value()) {
+                (&[(part, minus)], 1.0) if minus.value() == -1.0 => (part, Some(1)),
+                (&[(part, Number::ONE)], -1.0) => (part, Some(-1)),
+                _ => return None,
+            },
+            _ => (factor, None),
+        };
+        match self.get(term) {
+            Term::NotNegative(ix) if negation.is_none() => {
+                self.is_of_axes(*ix).then_some(Known::Bound(*ix))
+            }
+            Term::Leaf(leaf, at) if at.iter().all(|ix| self.is_of_axes(*ix)) => {
+                let mut tables = self.constants.iter().flat_map(|(sizes, of_sizes)| {
+                    of_sizes.iter().map(move |(tensor, leaf)| (sizes, tensor, leaf))
+                });
+                let (sizes, tensor, _) = tables.find(|(_, _, of)| *of == leaf)?;
+                let values: Rc<[f64]> = tensor.to_f64s().into();
+                let are_truths = values.iter().all(|x| *x == 0.0 || *x == 1.0);
+                let (sizes, at) = (sizes.clone(), at.clone());
+                are_truths.then_some(Known::Table { sizes, values, at, negation })
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether an index is a sum of multiples of variables whose extents are known.
+    fn is_of_axes(&self, ix: Ix) -> bool {
+        let is_axis =
+            |(atom, _): &(Atom, i64)| matches!(atom, Atom::Var(var) if var.extent <= MOST as u64);
+        self.affine(ix).atoms.iter().all(is_axis)
+    }
+
+    /// Whether it holds at a place; none outside of the table.
+    fn holds(&self, known: &Known, vars: &[Var], place: &[i64]) -> Option<bool> {
+        let value = |ix: Ix| {
+            let Affine { atoms, constant } = self.affine(ix);
+            let of = |atom: &Atom| match atom {
+                Atom::Var(var) => vars.binary_search(var).map_or(0, |k| place[k]),
+                _ => 0,
+            };
+            constant + atoms.iter().map(|(atom, factor)| of(atom) * factor).sum::<i64>()
+        };
+        match known {
+            Known::Bound(ix) => Some(value(*ix) >= 0),
+            Known::Table { sizes, values, at, negation } => {
+                let element = at.iter().zip(sizes).try_fold(0, |all, (ix, n)| {
+                    let i = usize::try_from(value(*ix)).ok().filter(|i| i < n)?;
+                    Some(all * n + i)
+                });
+                Some((values[element?] != 0.0) != negation.is_some())
+            }
+        }
+    }
+}
