@@ -52,10 +52,9 @@ fn an_exported_model_goes_on_where_training_ended() {
     }
 }
 
-#[test]
-fn parameters_that_an_exporter_merged_are_exported_apart() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let data = dir.path().join("data.safetensors");
+/// Two batches of eight numbers with labels, in a file of this folder.
+fn numbers(folder: &Path) -> PathBuf {
+    let data = folder.join("data.safetensors");
     let x: Vec<u8> =
         (0..64).flat_map(|i| ((i * 37 % 64) as f32 / 32.0 - 1.0).to_le_bytes()).collect();
     let labels: Vec<u8> = (0..8_i64).flat_map(|i| (i % 5).to_le_bytes()).collect();
@@ -64,6 +63,41 @@ fn parameters_that_an_exporter_merged_are_exported_apart() {
         ("labels", TensorView::new(Dtype::I64, vec![8], &labels).expect("a tensor")),
     ];
     safetensors::serialize_to_file(views, None, &data).expect("written");
+    data
+}
+
+#[test]
+fn buffers_that_an_exporter_merged_with_parameters_stay_what_they_are() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let data = numbers(dir.path());
+    let settings = ["precision.compute=fp32", "optimizer.lr=0.05", "sharding.ranks=2"];
+    let planned = plan_at(&file("tests/models/lost/alike.onnx"), 2, &settings);
+    let weights = dir.path().join("trained.safetensors");
+    let losses = train(&planned.path(), &data, 3, None);
+    train(&planned.path(), &data, 2, Some(weights.clone()));
+    for training in [true, false] {
+        let options = Options { training, ..Options::default() };
+        let bytes = exported(&planned.path(), &weights, &options).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(initializer(&bytes, "std"), [1.0; 8]);
+        assert_eq!(initializer(&bytes, "mean"), [0.0; 8]);
+        let alike = ["norm.weight", "low", "high", "scale", "std"];
+        let values = alike.map(|name| initializer(&bytes, name));
+        for (k, value) in values.iter().enumerate() {
+            assert!(!values[..k].contains(value), "{} is another", alike[k]);
+        }
+        assert_ne!(initializer(&bytes, "gain"), initializer(&bytes, "gate"));
+        let trained = dir.path().join("trained.onnx");
+        std::fs::write(&trained, bytes).expect("written");
+        let again = plan_at(&trained, 2, &settings);
+        let first = train(&again.path(), &data, 1, None)[0];
+        assert!((first - losses[2]).abs() < 1e-6, "{first} for {}", losses[2]);
+    }
+}
+
+#[test]
+fn parameters_that_an_exporter_merged_are_exported_apart() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let data = numbers(dir.path());
     let settings = ["precision.compute=fp32", "optimizer.lr=0.05", "sharding.ranks=2"];
     let planned = plan_at(&file("tests/models/lost/optimized.onnx"), 2, &settings);
     let weights = dir.path().join("trained.safetensors");

@@ -5,7 +5,7 @@ use super::message::{Elements, Message as Written, Piece};
 use super::{Export, Fault, adapter_of, merge, trained};
 use crate::import::limits::{Budget, Limits};
 use crate::import::onnx::messages::{GraphProto, ModelProto, NodeProto};
-use crate::import::onnx::{Replacement, constants, copy_for_modules, replacements};
+use crate::import::onnx::{Replacement, Restored as Import};
 use frit_passes::adapter::Adapted;
 use prost::Message;
 use prost::bytes::Bytes;
@@ -46,13 +46,14 @@ impl Restored {
         let mut graph = ModelProto::decode(model).unwrap_or_default().graph.unwrap_or_default();
         // The import has made these.
         let mut budget = Budget::new(Limits::default());
-        let copied = copy_for_modules(&mut graph, &mut budget).unwrap_or_default();
+        let import = Import::of(&mut graph, &mut budget).unwrap_or_default();
         let types: HashMap<&str, i32> =
             graph.initializer.iter().map(|t| (t.name.as_str(), t.data_type)).collect();
         let mut restored = Restored::default();
         let mut copies: BTreeMap<usize, NodeProto> =
-            copied.iter().map(|c| (c.at, graph.node[c.at].clone())).collect();
-        for Replacement { node, operand, parameter, transposed, column } in replacements(&graph) {
+            import.copied().iter().map(|c| (c.at, graph.node[c.at].clone())).collect();
+        for replacement in import.replacements() {
+            let Replacement { node, operand, parameter, transposed, column } = replacement;
             // A dropped bias stands beside the weight.
             let inputs = &graph.node[node].input;
             let beside = inputs.get(operand.min(inputs.len().saturating_sub(1)));
@@ -73,15 +74,16 @@ impl Restored {
                 restored.added.entry(name).or_insert(added);
             }
         }
-        for (node, operand) in constants(&graph) {
+        for ((node, operand), name) in import.constants() {
             let stored = graph.node[node].input[operand].clone();
-            let name = format!("{stored}.constant");
+            let name = name.filter(|name| !types.contains_key(name));
+            let name = name.map_or_else(|| format!("{stored}.constant"), str::to_string);
             restored.operands.entry(node).or_default().push((operand, name.clone()));
             restored.constants.insert(name, stored);
         }
-        for copied in copied {
+        for copied in import.copied() {
             restored.copies.entry(copied.of).or_default().extend(copies.remove(&copied.at));
-            for (place, operand) in copied.readers {
+            for &(place, operand) in &copied.readers {
                 let name = graph.node[place].input[operand].clone();
                 restored.operands.entry(place).or_default().push((operand, name));
             }

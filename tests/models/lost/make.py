@@ -57,6 +57,24 @@ class Optimized(nn.Module):
         return self.down(self.b(x))
 
 
+class Alike(nn.Module):
+    """Buffers and a constant that begin like parameters of their shapes, and parameters without roles that begin alike."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("std", torch.ones(8))
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 5)
+        self.first, self.second = nn.PReLU(8), nn.PReLU(8)
+        self.low, self.high, self.scale = (nn.Parameter(torch.ones(8)) for _ in range(3))
+        self.gain, self.gate = (nn.Parameter(torch.tensor(0.5)) for _ in range(2))
+
+    def forward(self, x):
+        x = self.first(self.norm((x - self.mean) / self.std)) * torch.ones(8)
+        h = self.second(self.up(x) * self.gain) * torch.where(x > 0, self.low, self.high)
+        return self.down(torch.addcmul(self.scale, h, self.high) * self.gate)
+
+
 def without_paths(file):
     """Without the stack traces of the machine it was made on."""
     model = load(file)
@@ -96,3 +114,4 @@ with torch.no_grad():
 export("folded.onnx", net.eval(), image, dynamo=False)
 export("folded_dynamo.onnx", net.eval(), image, dynamo=True, optimize=True)
 export("optimized.onnx", Optimized().train(), x, dynamo=True, optimize=True)
+export("alike.onnx", Alike().train(), x, dynamo=True, optimize=True)

@@ -8,23 +8,50 @@ use std::collections::HashSet;
 
 const CALL: &str = "pkg.torch.onnx.fx_node";
 
-/// An operand of a call that is a value of PyTorch's graph.
+/// A value that a call names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Argument<'a> {
-    /// Position among the positional arguments.
-    pub(super) index: usize,
-    /// Name of the value.
+pub(super) struct Value<'a> {
+    /// Which positional argument it is, or is in the list of.
+    pub(super) position: usize,
     pub(super) name: &'a str,
 }
 
-/// Name of the operation, such as `linear`, and the texts of its positional arguments.
-fn call(node: &NodeProto) -> Option<(&str, Vec<&str>)> {
+/// The call of PyTorch's operation that a node came from.
+#[derive(Clone, Debug)]
+pub(super) struct Call<'a> {
+    /// All of it.
+    pub(super) text: &'a str,
+    /// Name of the operation, such as `linear`.
+    pub(super) op: &'a str,
+    /// The texts of its positional arguments.
+    pub(super) arguments: Vec<&'a str>,
+    /// The values that it names, in the order of the text; those of keywords are behind all positions.
+    pub(super) values: Vec<Value<'a>>,
+    /// Whether no keyword scales an operand.
+    pub(super) is_plain: bool,
+}
+
+impl<'a> Call<'a> {
+    /// The value that is the argument at this position.
+    pub(super) fn value_at(&self, position: usize) -> Option<&'a str> {
+        self.arguments.get(position)?.strip_prefix('%')
+    }
+}
+
+/// The values that a text names.
+fn values(text: &str) -> impl Iterator<Item = &str> {
+    let end = |rest: &str| rest.find(|c: char| !c.is_alphanumeric() && c != '_');
+    text.split('%').skip(1).map(move |rest| &rest[..end(rest).unwrap_or(rest.len())])
+}
+
+/// The call of the node.
+pub(super) fn call(node: &NodeProto) -> Option<Call<'_>> {
     let text = &node.metadata_props.iter().find(|e| e.key == CALL)?.value;
     let (_, rest) = text.split_once("torch.ops.aten.")?;
     let (target, rest) = rest.split_once("](args = (")?;
     let op = target.split('.').next()?;
     let mut arguments = Vec::new();
-    let (mut depth, mut start) = (0_usize, 0);
+    let (mut depth, mut start, mut end) = (0_usize, 0, None);
     for (i, c) in rest.char_indices() {
         match c {
             '(' | '[' => depth += 1,
@@ -35,32 +62,31 @@ fn call(node: &NodeProto) -> Option<(&str, Vec<&str>)> {
             }
             ')' => {
                 arguments.push(rest[start..i].trim());
-                return Some((op, arguments));
+                end = Some(i);
+                break;
             }
             _ => {}
         }
     }
-    None
-}
-
-/// The operation that the node came from and its operands.
-pub(super) fn arguments(node: &NodeProto) -> Option<(&str, Vec<Argument<'_>>)> {
-    let (op, texts) = call(node)?;
-    let value = |(index, text): (usize, &'_ str)| text.strip_prefix('%').map(|_| index);
-    let indices: Vec<usize> = texts.iter().copied().enumerate().filter_map(value).collect();
-    Some((op, indices.into_iter().map(|i| Argument { index: i, name: &texts[i][1..] }).collect()))
+    // A comma follows a single argument.
+    arguments.pop_if(|last| last.is_empty());
+    let keywords = &rest[end?..];
+    let texts = arguments.iter().copied().chain([keywords]).enumerate();
+    let of = |(position, text)| values(text).map(move |name| Value { position, name });
+    let is_plain = !["alpha: ", "beta: ", "value: "].iter().any(|key| keywords.contains(key));
+    Some(Call { text, op, values: texts.flat_map(of).collect(), arguments, is_plain })
 }
 
 /// The row of `torch.nn.Embedding` that gets no gradient, which ONNX's Gather has no attribute for.
 pub(super) fn padding_idx(node: &NodeProto) -> Option<usize> {
-    let (op, arguments) = call(node)?;
+    let Call { op, arguments, .. } = call(node)?;
     // The third of `weight, indices, padding_idx, …`; −1 means none.
     if op == "embedding" { arguments.get(2)?.parse().ok() } else { None }
 }
 
 /// Whether the node is a `detach`: no gradient flows through it.
 pub(super) fn is_detach(node: &NodeProto) -> bool {
-    node.op_type == "Identity" && call(node).is_some_and(|(op, _)| op == "detach")
+    node.op_type == "Identity" && call(node).is_some_and(|call| call.op == "detach")
 }
 
 /// Whether an operand of the call was detached by a node that the exporter's optimization removed; not if it is
@@ -70,14 +96,16 @@ fn reads_removed_detach(
     computed: &HashSet<&str>,
     is_constant: impl Fn(&str) -> bool,
 ) -> bool {
-    let Some((_, operands)) = arguments(node) else { return false };
+    let Some(call) = call(node) else { return false };
+    let operands: Vec<&str> =
+        (0..call.arguments.len()).filter_map(|position| call.value_at(position)).collect();
     let of_detach = |name: &str| {
         let rest = name.strip_prefix("detach");
         rest.is_some_and(|r| r.trim_start_matches('_').bytes().all(|b| b.is_ascii_digit()))
     };
     let variable = node.input.iter().filter(|i| !i.is_empty() && !is_constant(i)).count();
     variable >= operands.len()
-        && operands.iter().any(|a| of_detach(a.name) && !computed.contains(a.name))
+        && operands.iter().any(|name| of_detach(name) && !computed.contains(name))
 }
 
 impl Importer<'_> {
@@ -123,11 +151,16 @@ mod tests {
     }
 
     #[test]
-    fn operands_are_counted_among_all_arguments() {
+    fn values_are_counted_among_all_arguments() {
         let norm = node("aten.layer_norm.default", "args = (%x, [32, 4], %p_w, %p_b, 1e-05)");
-        let (op, found) = arguments(&norm).unwrap();
-        let found: Vec<(usize, &str)> = found.into_iter().map(|a| (a.index, a.name)).collect();
-        assert_eq!((op, found), ("layer_norm", vec![(0, "x"), (2, "p_w"), (3, "p_b")]));
+        let norm = call(&norm).unwrap();
+        let found: Vec<(usize, &str)> = norm.values.iter().map(|v| (v.position, v.name)).collect();
+        assert_eq!((norm.op, found), ("layer_norm", vec![(0, "x"), (2, "p_w"), (3, "p_b")]));
+        assert_eq!([1, 2, 9].map(|position| norm.value_at(position)), [None, Some("p_w"), None]);
+        let cat = node("aten.cat.default", "args = ([%a, %b_1], %n)");
+        let cat = call(&cat).unwrap();
+        let found: Vec<(usize, &str)> = cat.values.iter().map(|v| (v.position, v.name)).collect();
+        assert_eq!(found, [(0, "a"), (0, "b_1"), (1, "n")]);
     }
 
     #[test]

@@ -4,8 +4,9 @@
 //! Operands whose initializer the exporter merged or renamed get their own parameter back ([`super::restore`]), with a warning
 //! for those that cannot be restored.
 
+mod computed;
+
 use super::context::{self, Bound};
-use super::exporter::arguments;
 use super::masks::Positions;
 use super::messages::{NodeProto, TensorProto};
 use super::subgraph::operands;
@@ -14,7 +15,6 @@ use super::{Importer, Inlined, trainable};
 use crate::import::limits::Resource;
 use frit_ir::ops::{Cast, Constant, Init, Param, ParamKind, Reshape, Transpose};
 use frit_ir::{Code, DType, Diagnostic, Op, Origin, Region, Shape, TensorType, ValueId};
-use prost::bytes::Bytes;
 use std::collections::{HashMap, HashSet};
 
 /// Float initializers that do not train become constants up to this many elements.
@@ -29,18 +29,6 @@ impl<'a> Importer<'a> {
             trainable::Trainable::new(self.source, &nodes, &data, self.from_pytorch, self.options);
         let mut needed: HashSet<&str> = nodes.iter().flat_map(|n| operands(n)).collect();
         needed.extend(self.source.output.iter().map(|o| o.name.as_str()));
-        let parameters = trainable::listed(self.source, "PARAMETER");
-        if !parameters.is_empty() {
-            let [buffers, constants] =
-                ["BUFFER", "CONSTANT_TENSOR"].map(|kind| trainable::listed(self.source, kind));
-            self.restored = super::restore::Restored::new(
-                self.source,
-                &self.nodes,
-                &parameters,
-                &buffers,
-                &constants,
-            );
-        }
         let tied = self.tied(&trainable);
         let mut unreached = Vec::new();
         for proto in &self.source.initializer {
@@ -48,7 +36,7 @@ impl<'a> Importer<'a> {
             if tied.contains_key(name) {
                 continue;
             }
-            let is_float = tensor::is_float(proto.data_type) && !proto.dims.is_empty();
+            let is_float = tensor::is_float(proto.data_type);
             if !needed.contains(name) || (is_float && !self.restored.keeps(name)) {
                 continue;
             }
@@ -97,67 +85,19 @@ impl<'a> Importer<'a> {
         self.unreached(&unreached, |name| trainable.is_reaching(name));
         self.tie(tied);
         self.restore_parameters(&trainable);
-        self.computed_with(&parameters);
-        self.missing_parameters(&parameters, &trainable);
-    }
-
-    /// Warns of vectors that are also the rows of a constant: the exporter computed `0 · weight + bias`.
-    fn computed_with(&mut self, parameters: &HashMap<String, String>) {
-        let parameters: HashSet<&str> = parameters.values().map(String::as_str).collect();
-        let floats = || {
-            let all = self.source.initializer.iter();
-            all.filter(|t| tensor::is_float(t.data_type) && !t.dims.is_empty())
-        };
-        let listed = trainable::places(self.source);
-        let unlisted: Vec<&TensorProto> = floats()
-            .filter(|t| t.dims.len() > 1 && !listed.contains_key(t.name.as_str()))
-            .collect();
-        if parameters.is_empty() || unlisted.is_empty() {
-            return;
-        }
-        let mut vectors: HashMap<Bytes, &str> = HashMap::new();
-        for proto in floats().filter(|t| t.dims.len() == 1 && parameters.contains(&*t.name)) {
-            let Ok(stored) = tensor::read(proto, &mut self.files) else { continue };
-            let size = stored.ty.dtype.size();
-            // Vectors that begin alike say nothing.
-            if stored.bytes.chunks_exact(size).any(|x| x != &stored.bytes[..size]) {
-                vectors.insert(stored.bytes, &proto.name);
-            }
-        }
-        for proto in unlisted {
-            let Ok(stored) = tensor::read(proto, &mut self.files) else { continue };
-            let columns = stored.ty.shape.dims().last().copied().unwrap_or(0);
-            let row = columns * stored.ty.dtype.size();
-            let Some(first) = stored.bytes.get(..row).filter(|first| !first.is_empty()) else {
-                continue;
-            };
-            let Some(name) = vectors.get(first) else { continue };
-            if stored.bytes.chunks_exact(row).all(|other| other == first) {
-                let message = format!(
-                    "the exporter computed the constant `{}` from `{name}`, whose gradient lacks that part",
-                    proto.name
-                );
-                let warning = Diagnostic::warning(Code::ParametersMissing, message);
-                self.warnings.push(warning.help("export with optimize=False"));
-            }
-        }
+        self.computed();
+        self.missing_parameters(&trainable);
     }
 
     /// Warns of parameters of the PyTorch module that the graph does not have.
-    fn missing_parameters(
-        &mut self,
-        parameters: &HashMap<String, String>,
-        trainable: &trainable::Trainable<'_>,
-    ) {
+    fn missing_parameters(&mut self, trainable: &trainable::Trainable<'_>) {
         let stored: HashSet<&str> =
             self.source.initializer.iter().map(|t| t.name.as_str()).collect();
-        let nodes = self.nodes.iter().filter_map(|(_, node)| arguments(node));
-        let called: HashSet<&str> = nodes.flat_map(|(_, of)| of).map(|a| a.name).collect();
         // Without optimization all that no call reads are unused parameters and second names of tied ones.
         let is_optimized = self.restored.is_optimized() || trainable.has_folded(self.source);
-        let mut missing: Vec<String> = (parameters.iter())
-            .filter(|(placeholder, _)| is_optimized || called.contains(placeholder.as_str()))
-            .map(|(_, name)| name.clone())
+        let mut missing: Vec<String> = trainable::listed(self.source, "PARAMETER")
+            .into_values()
+            .filter(|name| is_optimized || self.restored.is_called(name))
             .filter(|n| !stored.contains(n.as_str()) && !self.restored_values.contains_key(n))
             .collect();
         missing.sort();
@@ -271,6 +211,11 @@ impl<'a> Importer<'a> {
     fn constant_operand(&mut self, place: usize, i: usize, origin: &Origin) -> Option<Bound> {
         let name = self.source.node.get(place)?.input.get(i)?;
         let proto = self.source.initializer.iter().find(|t| t.name == *name)?;
+        let bytes = tensor::type_of(proto).map_or(0, |ty| ty.bytes());
+        if let Err(e) = self.budget.charge(Resource::Bytes, bytes as u64) {
+            self.report.push(e.diagnostic("Constant", origin));
+            return None;
+        }
         let value = tensor::read(proto, &mut self.files).and_then(|stored| stored.tensor()).ok()?;
         let op = Op::Constant(Constant { value });
         let value = self.graph.add1(op, &[], origin.clone(), Region::Forward).ok()?;

@@ -4,6 +4,7 @@
 //! are evaluated at once, so no shape arithmetic remains. All unsupported operators are reported together. Source: onnx.proto,
 //! the operator specifications of ONNX 1.16.
 
+mod calls;
 mod context;
 mod draws;
 mod exporter;
@@ -33,8 +34,7 @@ mod unreached;
 mod unread;
 
 pub use opset::SUPPORTED as SUPPORTED_OPSETS;
-pub(crate) use restore::{Replacement, constants, replacements};
-pub(crate) use shared::copy_for_modules;
+pub(crate) use restore::{Replacement, Restored};
 pub(crate) use subgraph::operands;
 
 use super::dims::{self, DimError, checked_numel};
@@ -128,10 +128,11 @@ pub(crate) fn import_model(
     graph = draws::as_masks(&graph).unwrap_or(graph);
     selection::by_mask(&mut graph);
     let left_out = unread::leave_out(&mut graph);
-    copy_for_modules(&mut graph, &mut budget)?;
+    let restored = Restored::of(&mut graph, &mut budget)?;
     let folder = Folder::of(path, options.allow_external_data);
     let mut importer = Importer::new(&graph, name, folder, opset, options, budget)?;
     importer.from_pytorch = from_pytorch(&model);
+    importer.restored = restored;
     let fixed = if importer.from_pytorch { None } else { fixed::warning(&graph) };
     importer.warnings.extend(left_out.into_iter().chain(fixed));
     if let Some(Beside { file, bytes, declared }) = beside {
@@ -188,7 +189,7 @@ struct Importer<'a> {
     values: HashMap<&'a str, Bound>,
     nodes: Vec<(usize, &'a NodeProto)>,
     /// Operands that stand for a parameter of another name.
-    restored: restore::Restored,
+    restored: Restored,
     /// Parameters that no initializer has the name of.
     restored_values: HashMap<String, ValueId>,
     /// Padding rows of tables, by initializer.
@@ -238,7 +239,7 @@ impl<'a> Importer<'a> {
             inlined: Vec::new(),
             warnings: Vec::new(),
             values: HashMap::new(),
-            restored: restore::Restored::default(),
+            restored: Restored::default(),
             restored_values: HashMap::new(),
             padding_rows: HashMap::new(),
             ties: BTreeMap::new(),

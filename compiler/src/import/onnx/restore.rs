@@ -1,52 +1,58 @@
 //! Restores the original parameters of operands that the exporter's optimization changed.
 //!
-//! The dynamo exporter's default optimization transposes and renames weights (`val_42`), merges initializers with equal values,
-//! such as zero biases, or drops such a bias. A node's metadata has the original PyTorch call with its operands, and the program's
-//! signature says which of these are parameters, so each operand gets its own parameter back under its own name.
+//! Each operand gets back what its call names ([`super::calls`]): a parameter under its own name, or a constant where a parameter of
+//! the same first values is stored in its place. Nodes that the optimization wrote have no call; their parameters follow from the
+//! modules that read them.
 
-use super::exporter::{Argument, arguments};
-use super::messages::{GraphProto, NodeProto};
-use super::scope;
-use super::tensor::is_float;
-use super::trainable::{listed, places};
-use std::collections::{HashMap, HashSet};
+use super::calls::{Calls, Parameter, Reading, Slot};
+use super::messages::GraphProto;
+use super::trainable::places;
+use super::{scope, shared};
+use crate::import::limits::Budget;
+use frit_ir::Diagnostic;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-/// The role of an operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    Weight,
-    Bias,
-    Other,
-}
+/// Operators of PyTorch that read the shape of a tensor only.
+const OF_SHAPES: &[&str] = &[
+    "empty_like",
+    "expand_as",
+    "full_like",
+    "new_empty",
+    "new_full",
+    "new_ones",
+    "new_zeros",
+    "ones_like",
+    "rand_like",
+    "randn_like",
+    "reshape_as",
+    "sym_size",
+    "type_as",
+    "view_as",
+    "zeros_like",
+];
 
-/// The parameter that an operand stands for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Parameter {
-    /// Its own name.
-    pub(super) name: String,
-    /// Whether the initializer is its transpose.
-    pub(super) transposed: bool,
-    /// The shape of the initializer, if that is the vector with further axes of one element.
-    pub(super) column: Option<Vec<i64>>,
-}
-
-impl Parameter {
-    fn new(name: &str) -> Parameter {
-        Parameter { name: name.into(), transposed: false, column: None }
-    }
-}
-
-/// Operands that stand for a parameter of another name.
+/// What the exporter's optimization changed.
 #[derive(Debug, Default)]
-pub(super) struct Restored {
-    /// The parameter, by position of the node and the operand.
+pub(crate) struct Restored {
+    /// The parameter that an operand stands for, by position of the node and the operand.
     parameters: HashMap<(usize, usize), Parameter>,
-    /// Operands that are constants, although a parameter of the same first values is stored in their place.
-    constants: HashSet<(usize, usize)>,
+    /// Operands that are constants, although a parameter of the same first values is stored in their place, with their names.
+    constants: HashMap<(usize, usize), Option<String>>,
     /// The all-zero bias that the exporter dropped from a matmul, by position of the node.
     zero_biases: HashMap<usize, String>,
     /// Initializers that some operand stands for under their own name, or as no parameter.
     kept: HashSet<String>,
+    /// Copies of nodes.
+    copied: Vec<shared::Copied>,
+    /// Targets of the signature that a call names.
+    called: HashSet<String>,
+    /// Whether values that calls name are gone.
+    is_optimized: bool,
+    /// Initializers that the signature does not list and that the exporter computed, each with the parameter from which, if a call
+    /// says so.
+    computed: BTreeSet<(String, Option<String>)>,
+    /// Values that the exporter computed, and stored as a parameter that begins like them.
+    alike: BTreeMap<String, String>,
 }
 
 /// An operand that is to read a parameter under its own name.
@@ -64,149 +70,116 @@ pub(crate) struct Replacement {
     pub(crate) column: Option<Vec<i64>>,
 }
 
-/// The operands of a graph that are constants, although they are stored as a parameter.
-pub(crate) fn constants(graph: &GraphProto) -> Vec<(usize, usize)> {
-    let mut found: Vec<(usize, usize)> = Restored::of(graph).constants.into_iter().collect();
-    found.sort_unstable();
-    found
-}
-
-/// The operands of a graph that stand for a parameter of another name, in the order of the nodes.
-pub(crate) fn replacements(graph: &GraphProto) -> Vec<Replacement> {
-    let restored = Restored::of(graph);
-    let mut found: Vec<Replacement> =
-        (restored.parameters.into_iter())
-            .map(|((node, operand), Parameter { name: parameter, transposed, column })| {
-                Replacement { node, operand, parameter, transposed, column }
-            })
-            .collect();
-    found.extend(restored.zero_biases.into_iter().map(|(node, parameter)| Replacement {
-        node,
-        operand: 2,
-        parameter,
-        transposed: false,
-        column: None,
-    }));
-    found.sort_by_key(|r| (r.node, r.operand));
-    found
-}
-
 impl Restored {
-    /// Reads the calls of a graph as it is stored; nothing without a signature.
-    pub(super) fn of(graph: &GraphProto) -> Restored {
-        let parameters = listed(graph, "PARAMETER");
-        if parameters.is_empty() {
-            return Restored::default();
+    /// Reads the calls of a graph, and copies nodes that are to read different parameters; nothing without a signature.
+    ///
+    /// # Errors
+    /// If the copies are more than the import may make.
+    pub(crate) fn of(graph: &mut GraphProto, budget: &mut Budget) -> Result<Restored, Diagnostic> {
+        let Some(calls) = Calls::of(graph) else { return Ok(Restored::default()) };
+        let mut restored = Restored::read(&calls);
+        let mut is_called: Vec<bool> = calls.calls.iter().map(Option::is_some).collect();
+        let missing = restored.missing(&calls);
+        if !missing.is_empty() {
+            let shared = shared::find(graph, &is_called);
+            restored.copied = shared::copy(graph, shared, &missing, budget)?;
+            is_called.resize(graph.node.len(), false);
+            restored.without_call(graph, &is_called, &missing);
         }
-        let nodes: Vec<(usize, &NodeProto)> = graph.node.iter().enumerate().collect();
-        let [buffers, constants] = ["BUFFER", "CONSTANT_TENSOR"].map(|kind| listed(graph, kind));
-        Restored::new(graph, &nodes, &parameters, &buffers, &constants)
+        Ok(restored)
     }
 
-    /// Reads the calls; `parameters`, `buffers` and `constants` are the targets of the signature by placeholder.
-    pub(super) fn new(
-        graph: &GraphProto,
-        nodes: &[(usize, &NodeProto)],
-        parameters: &HashMap<String, String>,
-        buffers: &HashMap<String, String>,
-        constants: &HashMap<String, String>,
-    ) -> Restored {
-        let mut restored = Restored::default();
-        let floats = graph.initializer.iter().filter(|t| !t.dims.is_empty());
-        let dims: HashMap<&str, &[i64]> = floats
-            .filter(|t| is_float(t.data_type))
-            .map(|t| (t.name.as_str(), t.dims.as_slice()))
-            .collect();
-        // Elements of each.
-        let product = |dims: &[i64]| dims.iter().fold(1, |n: i64, d| n.saturating_mul(*d));
-        let stored: HashMap<&str, i64> =
-            dims.iter().map(|(name, dims)| (*name, product(dims))).collect();
-        for (place, node) in nodes {
-            let call = arguments(node);
-            let candidates: Vec<(Role, &str)> = call
-                .iter()
-                .flat_map(|(op, arguments)| {
-                    arguments.iter().map(|a: &Argument<'_>| (of_argument(op, a.index), a.name))
-                })
-                .filter_map(|(role, name)| Some((role, parameters.get(name)?.as_str())))
-                .collect();
+    /// What the calls name.
+    fn read(calls: &Calls<'_>) -> Restored {
+        let mut restored = Restored { is_optimized: calls.is_optimized(), ..Restored::default() };
+        let graph = calls.graph;
+        let stored: HashSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
+        for (place, node) in graph.node.iter().enumerate() {
             let has_bias = matches!(node.op_type.as_str(), "Gemm" | "Conv" | "ConvTranspose");
-            if has_bias && node.input.len() == 2 {
-                let bias = candidates.iter().find(|(role, _)| *role == Role::Bias);
-                if let Some((_, name)) = bias.filter(|(_, name)| !stored.contains_key(name)) {
-                    restored.zero_biases.insert(*place, name.to_string());
-                }
+            if has_bias
+                && node.input.len() == 2
+                && let Slot::Argument(position) = calls.slot(place, 2)
+                && let Some(name) = calls.parameter_at(place, position)
+                && !stored.contains(name)
+            {
+                restored.zero_biases.insert(place, name.into());
             }
-            for (i, operand) in node.input.iter().enumerate() {
-                let Some(elements) = stored.get(operand.as_str()) else { continue };
-                if node.op_type == "BatchNormalization" && i >= 3 {
-                    let arguments = call.iter().flat_map(|(_, arguments)| arguments);
-                    let own = arguments.into_iter().find(|a| a.index == i);
-                    match own.and_then(|a| buffers.get(a.name)) {
-                        Some(name) if name != operand => {
-                            restored.parameters.insert((*place, i), Parameter::new(name));
+            for (i, operand) in super::operands(node).into_iter().enumerate() {
+                // What is behind the operands is read by graphs inside the node.
+                match calls.reading(place, i).unwrap_or(Reading::Own) {
+                    Reading::Own => _ = restored.kept.insert(operand.into()),
+                    Reading::Parameter(of) => {
+                        if of.name == operand {
+                            restored.kept.insert(operand.into());
                         }
-                        _ => {
-                            restored.kept.insert(operand.clone());
-                        }
+                        restored.parameters.insert((place, i), of);
                     }
-                    continue;
-                }
-                let role = of_operand(&node.op_type, i);
-                let is_call = |name: &str| call.as_ref().is_some_and(|(op, _)| *op == name);
-                let (linear, grouped) = (is_call("linear"), is_call("group_norm"));
-                // The scales and offsets of groups are ones and zeros, whatever else begins like them.
-                let of_groups = grouped && node.op_type == "InstanceNormalization";
-                if of_groups && parameters.values().any(|name| name == operand) {
-                    restored.constants.insert((*place, i));
-                    continue;
-                }
-                // The input of a linear layer, whose weight is on the right.
-                if of_groups || linear && node.op_type == "MatMul" && i == 0 {
-                    restored.kept.insert(operand.clone());
-                    continue;
-                }
-                // What else the call reads stands for itself, unless a parameter that is not stored belongs there: that was merged with
-                // it.
-                let target = |name: &str| buffers.get(name).or_else(|| constants.get(name));
-                let is_read =
-                    call.iter().flat_map(|(_, of)| of).any(|a| target(a.name) == Some(operand));
-                let is_merged = candidates.iter().any(|(r, name)| {
-                    *r == role && role != Role::Other && !stored.contains_key(name)
-                });
-                let own = candidates.iter().any(|(_, name)| name == operand);
-                // A copy of a parameter has as many elements.
-                let copies = |name: &str| stored.get(name).is_none_or(|n| n == elements);
-                let found = match candidates[..] {
-                    _ if own || (is_read && !is_merged) => None,
-                    [(_, only)] => Some(only),
-                    _ => candidates.iter().find(|(r, _)| *r == role).map(|(_, name)| *name),
-                };
-                let found = found.filter(|name| copies(name));
-                match found {
-                    Some(name) => {
-                        let transposed = linear && node.op_type == "MatMul";
-                        let column = column(dims[operand.as_str()]).filter(|_| grouped);
-                        let parameter = Parameter { transposed, column, ..Parameter::new(name) };
-                        restored.parameters.insert((*place, i), parameter);
-                    }
-                    None => {
-                        restored.kept.insert(operand.clone());
+                    Reading::Constant(name) => _ = restored.constants.insert((place, i), name),
+                    Reading::Computed(name) => {
+                        restored.constants.insert((place, i), None);
+                        restored.alike.insert(name, operand.into());
                     }
                 }
             }
         }
-        restored.without_smaller(nodes, &stored);
-        restored.without_call(graph, nodes, parameters, &stored);
+        restored.without_smaller(calls);
+        let targets = calls.parameters().filter(|target| calls.is_called(target));
+        restored.called = targets.map(str::to_string).collect();
         restored.kept.extend(graph.output.iter().map(|o| o.name.clone()));
+        restored.find_computed(calls);
         restored
     }
 
+    /// Initializers that the signature does not list, where a parameter that the call names is not read by its nodes, or is one of
+    /// the same shape beside it.
+    fn find_computed(&mut self, calls: &Calls<'_>) {
+        let graph = calls.graph;
+        let mut read: HashSet<(usize, &str)> = HashSet::new();
+        for (place, node) in graph.node.iter().enumerate() {
+            let first = calls.first(place);
+            read.extend(node.input.iter().map(|operand| (first, operand.as_str())));
+            let zero_bias = self.zero_biases.get(&place).map(String::as_str);
+            read.extend(zero_bias.map(|name| (first, name)));
+        }
+        for ((place, _), parameter) in &self.parameters {
+            read.insert((calls.first(*place), &parameter.name));
+        }
+        let mut computed = BTreeSet::new();
+        for (place, node) in graph.node.iter().enumerate() {
+            let call = calls.calls[place].as_ref();
+            let first = calls.first(place);
+            for (i, operand) in node.input.iter().enumerate() {
+                let Some(dims) = calls.stored.get(operand.as_str()) else { continue };
+                let slot = calls.slot(place, i);
+                if self.parameters.contains_key(&(place, i))
+                    || slot == Slot::Exporters
+                    || calls.is_listed(operand)
+                {
+                    continue;
+                }
+                let may_be_of = call.is_some_and(|call| {
+                    let names_it = call.values.iter().any(|v| v.name == operand);
+                    !names_it && !dims.is_empty() && !OF_SHAPES.contains(&call.op)
+                });
+                let is_of = |target: &&str| {
+                    may_be_of
+                        && calls.stored.contains_key(target)
+                        && (!read.contains(&(first, target))
+                            || (slot == Slot::Unknown && calls.stored[target] == *dims))
+                };
+                let of = calls.parameters_of(place).find(is_of);
+                computed.insert((operand.clone(), of.map(str::to_string)));
+            }
+        }
+        self.computed = computed;
+    }
+
     /// Of operands that would stand for one parameter, those with fewer elements than others stand for themselves.
-    fn without_smaller(&mut self, nodes: &[(usize, &NodeProto)], stored: &HashMap<&str, i64>) {
-        let by_place: HashMap<usize, &NodeProto> = nodes.iter().copied().collect();
-        let operand = |(place, i): &(usize, usize)| by_place.get(place)?.input.get(*i);
-        let elements = |at: &(usize, usize)| stored.get(operand(at)?.as_str()).copied();
+    fn without_smaller(&mut self, calls: &Calls<'_>) {
+        let operand = |(place, i): &(usize, usize)| calls.graph.node[*place].input.get(*i);
+        let product = |dims: &[i64]| dims.iter().fold(1, |n: i64, d| n.saturating_mul(*d));
+        let elements =
+            |at: &(usize, usize)| Some(product(calls.stored.get(operand(at)?.as_str())?));
         let mut most: HashMap<&str, i64> = HashMap::new();
         for (at, parameter) in &self.parameters {
             let most = most.entry(parameter.name.as_str()).or_default();
@@ -229,17 +202,12 @@ impl Restored {
     fn without_call(
         &mut self,
         graph: &GraphProto,
-        nodes: &[(usize, &NodeProto)],
-        parameters: &HashMap<String, String>,
-        stored: &HashMap<&str, i64>,
+        is_called: &[bool],
+        missing: &HashMap<String, Vec<String>>,
     ) {
-        let missing = self.missing_of(parameters, |name| stored.contains_key(name));
-        if missing.is_empty() {
-            return;
-        }
         let places = places(graph);
         let mut readers: HashMap<&str, HashSet<String>> = HashMap::new();
-        for (_, node) in nodes {
+        for node in &graph.node {
             for operand in &node.input {
                 readers.entry(operand).or_default().insert(scope::of(node));
             }
@@ -247,8 +215,8 @@ impl Restored {
         // Initializers that their own modules read, themselves or the results of a node without a call: another module may only borrow
         // the others.
         let mut owned: HashSet<&str> = HashSet::new();
-        for (_, node) in nodes {
-            let results = if arguments(node).is_none() { &node.output[..] } else { &[] };
+        for (node, is_called) in graph.node.iter().zip(is_called) {
+            let results = if *is_called { &[] } else { &node.output[..] };
             for operand in &node.input {
                 let mut of = std::iter::once(operand).chain(results);
                 if of.any(|name| {
@@ -258,8 +226,9 @@ impl Restored {
                 }
             }
         }
+        let stored: HashSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
         let mut restored = vec![];
-        for (place, node) in nodes.iter().filter(|(_, node)| arguments(node).is_none()) {
+        for (place, node) in graph.node.iter().enumerate().filter(|(place, _)| !is_called[*place]) {
             let of_results = node.output.iter().filter_map(|o| readers.get(o.as_str())).flatten();
             let modules: HashSet<&String> = of_results.collect();
             let [module] = Vec::from_iter(modules)[..] else { continue };
@@ -268,12 +237,12 @@ impl Restored {
                 let of_name = places.get(name.as_str());
                 let is_earlier =
                     places.get(operand.as_str()).is_some_and(|place| Some(place) < of_name);
-                if stored.contains_key(operand.as_str())
+                if stored.contains(operand.as_str())
                     && module_of(operand) != module
                     && is_earlier
                     && owned.contains(operand.as_str())
                 {
-                    restored.push(((*place, i), Parameter::new(name)));
+                    restored.push(((place, i), Parameter::new(name)));
                 }
             }
         }
@@ -281,23 +250,42 @@ impl Restored {
     }
 
     /// The parameters of each module that the graph does not store, and no operand is known to stand for.
-    pub(super) fn missing(&self, graph: &GraphProto) -> HashMap<String, Vec<String>> {
+    fn missing(&self, calls: &Calls<'_>) -> HashMap<String, Vec<String>> {
+        let graph = calls.graph;
         let stored: HashSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
-        self.missing_of(&listed(graph, "PARAMETER"), |name| stored.contains(name))
-    }
-
-    fn missing_of(
-        &self,
-        parameters: &HashMap<String, String>,
-        is_stored: impl Fn(&str) -> bool,
-    ) -> HashMap<String, Vec<String>> {
         let found = self.parameters.values().map(|p| &p.name).chain(self.zero_biases.values());
-        let found: HashSet<&String> = found.collect();
+        let found: HashSet<&str> = found.map(String::as_str).collect();
         let mut missing: HashMap<String, Vec<String>> = HashMap::new();
-        for name in parameters.values().filter(|n| !is_stored(n) && !found.contains(n)) {
-            missing.entry(module_of(name).into()).or_default().push(name.clone());
+        for name in calls.parameters().filter(|n| !stored.contains(n) && !found.contains(n)) {
+            missing.entry(module_of(name).into()).or_default().push(name.into());
         }
         missing
+    }
+
+    /// The operands that stand for a parameter of another name, in the order of the nodes.
+    pub(crate) fn replacements(&self) -> Vec<Replacement> {
+        let of = |(&(node, operand), parameter): (&(usize, usize), &Parameter)| {
+            let Parameter { name: parameter, transposed, column } = parameter.clone();
+            Replacement { node, operand, parameter, transposed, column }
+        };
+        let zeros = self.zero_biases.iter();
+        let zeros = zeros.map(|(&node, name)| of((&(node, 2), &Parameter::new(name))));
+        let mut found: Vec<Replacement> = self.parameters.iter().map(of).chain(zeros).collect();
+        found.sort_by_key(|r| (r.node, r.operand));
+        found
+    }
+
+    /// The operands that are constants, although they are stored as a parameter, with the names of buffers, in the order of the nodes.
+    pub(crate) fn constants(&self) -> Vec<((usize, usize), Option<&str>)> {
+        let all = self.constants.iter();
+        let mut found: Vec<_> = all.map(|(at, name)| (*at, name.as_deref())).collect();
+        found.sort_unstable();
+        found
+    }
+
+    /// The copies of nodes.
+    pub(crate) fn copied(&self) -> &[shared::Copied] {
+        &self.copied
     }
 
     /// The parameter that the operand stands for.
@@ -307,12 +295,27 @@ impl Restored {
 
     /// Whether the operand is a constant that is stored as a parameter.
     pub(super) fn is_constant(&self, node: usize, operand: usize) -> bool {
-        self.constants.contains(&(node, operand))
+        self.constants.contains_key(&(node, operand))
     }
 
-    /// Whether the exporter changed the name of anything.
+    /// Whether the exporter's optimization changed what the graph reads.
     pub(super) fn is_optimized(&self) -> bool {
-        !self.parameters.is_empty() || !self.zero_biases.is_empty()
+        self.is_optimized || !self.parameters.is_empty() || !self.zero_biases.is_empty()
+    }
+
+    /// Whether a call names the parameter.
+    pub(super) fn is_called(&self, parameter: &str) -> bool {
+        self.called.contains(parameter)
+    }
+
+    /// Initializers that the exporter computed, each with the parameter from which, if that is known.
+    pub(super) fn computed(&self) -> &BTreeSet<(String, Option<String>)> {
+        &self.computed
+    }
+
+    /// Values that the exporter computed, each with the parameter that it is stored as.
+    pub(super) fn alike(&self) -> &BTreeMap<String, String> {
+        &self.alike
     }
 
     /// The all-zero bias that the exporter dropped from a matmul.
@@ -322,51 +325,11 @@ impl Restored {
 
     /// Whether an initializer stands for itself somewhere, or nothing is known of it.
     pub(super) fn keeps(&self, initializer: &str) -> bool {
-        self.parameters.is_empty() || self.kept.contains(initializer)
+        (self.parameters.is_empty() && self.constants.is_empty()) || self.kept.contains(initializer)
     }
-}
-
-/// A shape of one axis and further ones of one element.
-fn column(dims: &[i64]) -> Option<Vec<i64>> {
-    let [_, others @ ..] = dims else { return None };
-    (!others.is_empty() && others.iter().all(|n| *n == 1)).then(|| dims.to_vec())
 }
 
 /// The module that a parameter is of.
 fn module_of(name: &str) -> &str {
     name.rsplit_once('.').map_or("", |(module, _)| module)
-}
-
-/// The role of the operand in PyTorch's operation.
-fn of_argument(op: &str, index: usize) -> Role {
-    match (op, index) {
-        ("addmm" | "baddbmm", 0) => Role::Bias,
-        ("addmm" | "baddbmm", 2) | ("embedding", 0) => Role::Weight,
-        ("linear" | "conv1d" | "conv2d" | "conv3d" | "convolution", 1) => Role::Weight,
-        ("linear" | "conv1d" | "conv2d" | "conv3d" | "convolution", 2) => Role::Bias,
-        ("conv_transpose1d" | "conv_transpose2d" | "conv_transpose3d", 1) => Role::Weight,
-        ("conv_transpose1d" | "conv_transpose2d" | "conv_transpose3d", 2) => Role::Bias,
-        ("instance_norm", 1) => Role::Weight,
-        ("instance_norm", 2) => Role::Bias,
-        // Its operators are many: by whether they train, and whether they return the statistics.
-        (op, 1) if op.contains("batch_norm") => Role::Weight,
-        (op, 2) if op.contains("batch_norm") => Role::Bias,
-        ("layer_norm" | "group_norm" | "rms_norm" | "native_layer_norm", 2) => Role::Weight,
-        ("layer_norm" | "group_norm" | "native_layer_norm", 3) => Role::Bias,
-        _ => Role::Other,
-    }
-}
-
-/// The role of the operand in an ONNX node.
-fn of_operand(op_type: &str, index: usize) -> Role {
-    match (op_type, index) {
-        ("MatMul", _) | ("Gather", 0) | ("Mul", _) => Role::Weight,
-        ("Gemm" | "Conv" | "ConvTranspose", 1) => Role::Weight,
-        ("Gemm" | "Conv" | "ConvTranspose", 2) => Role::Bias,
-        ("LayerNormalization" | "BatchNormalization", 1) => Role::Weight,
-        ("LayerNormalization" | "BatchNormalization", 2) => Role::Bias,
-        ("GroupNormalization" | "InstanceNormalization" | "RMSNormalization", 1) => Role::Weight,
-        ("GroupNormalization" | "InstanceNormalization", 2) | ("Add", _) => Role::Bias,
-        _ => Role::Other,
-    }
 }

@@ -4,9 +4,7 @@
 //! all `torch.nn.MultiheadAttention` begin as zeros, so one Split serves all layers. A copy reads the initializer, which
 //! [`super::restore`] replaces by the parameter of its module.
 
-use super::exporter::arguments;
 use super::messages::{GraphProto, NodeProto};
-use super::restore::Restored;
 use super::scope;
 use crate::import::limits::{Budget, Exceeded, Resource};
 use frit_ir::{Diagnostic, Origin};
@@ -27,14 +25,11 @@ pub(crate) struct Copied {
     pub(crate) readers: Vec<Operand>,
 }
 
-/// Copies them, each once for every module that lacks a parameter.
-///
-/// # Errors
-/// If the copies are more than the import may make.
-pub(crate) fn copy_for_modules(
-    graph: &mut GraphProto,
-    budget: &mut Budget,
-) -> Result<Vec<Copied>, Diagnostic> {
+/// A node with the operands that read its results, by their modules.
+pub(super) type Shared = (usize, BTreeMap<String, Vec<Operand>>);
+
+/// The nodes without a call that several modules read, and that read initializers.
+pub(super) fn find(graph: &GraphProto, is_called: &[bool]) -> Vec<Shared> {
     let mut readers: HashMap<&str, Vec<Operand>> = HashMap::new();
     for (place, node) in graph.node.iter().enumerate() {
         for (i, operand) in node.input.iter().enumerate() {
@@ -42,9 +37,9 @@ pub(crate) fn copy_for_modules(
         }
     }
     let stored: HashSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
-    let mut shared: Vec<(usize, BTreeMap<String, Vec<Operand>>)> = vec![];
+    let mut shared = vec![];
     for (place, node) in graph.node.iter().enumerate() {
-        if arguments(node).is_some() || !node.input.iter().any(|i| stored.contains(i.as_str())) {
+        if is_called[place] || !node.input.iter().any(|i| stored.contains(i.as_str())) {
             continue;
         }
         let mut modules: BTreeMap<String, Vec<Operand>> = BTreeMap::new();
@@ -55,10 +50,19 @@ pub(crate) fn copy_for_modules(
             shared.push((place, modules));
         }
     }
-    if shared.is_empty() {
-        return Ok(vec![]);
-    }
-    let missing = Restored::of(graph).missing(graph);
+    shared
+}
+
+/// Copies them, each once for every module that lacks one parameter.
+///
+/// # Errors
+/// If the copies are more than the import may make.
+pub(super) fn copy(
+    graph: &mut GraphProto,
+    shared: Vec<Shared>,
+    missing: &HashMap<String, Vec<String>>,
+    budget: &mut Budget,
+) -> Result<Vec<Copied>, Diagnostic> {
     let mut copied = vec![];
     for (of, modules) in shared {
         for (module, readers) in modules {

@@ -2,16 +2,19 @@
 //! initializer.
 //!
 //! A looked-up table and the right operand of a matmul are one parameter if their values are bit-identical up to the
-//! transposition implied by their uses. Other initializers with equal values stay separate: copied modules begin alike.
+//! transposition implied by their uses, and so are a parameter and what a call names as a transposition. Other initializers with
+//! equal values stay separate: copied modules begin alike.
 
+use super::calls::operation;
 use super::context::Bound;
 use super::messages::TensorProto;
 use super::tensor::{self, Stored};
-use super::{Importer, trainable::Trainable};
+use super::trainable::{self, Trainable};
+use super::{Importer, operands};
 use crate::import::Tied;
 use frit_ir::ops::{ParamKind, Transpose};
 use frit_ir::{Code, Diagnostic, Op, Origin, Region};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Pairs of a table and a weight that are compared at most.
 const MAX_PAIRS: usize = 1 << 12;
@@ -72,7 +75,45 @@ impl<'a> Importer<'a> {
                 self.warnings.push(Diagnostic::warning(Code::TiedCopies, message).help(help));
             }
         }
+        tied.extend(self.transposed());
         tied
+    }
+
+    /// Matrices that the exporter's optimization stored transposed, where the call that reads one names the transposition.
+    fn transposed(&mut self) -> Vec<(&'a str, Tied)> {
+        let stored = &self.source.initializer;
+        let is_turned = |t: &&TensorProto| {
+            let turned = matches!(operation(&t.name), "permute" | "t" | "transpose" | "numpy_t");
+            turned && self.restored.computed().iter().any(|(name, _)| *name == t.name)
+        };
+        let parameters = trainable::listed(self.source, "PARAMETER");
+        let parameters: HashSet<&str> = parameters.values().map(String::as_str).collect();
+        let read: HashSet<&str> = self.nodes.iter().flat_map(|(_, n)| operands(n)).collect();
+        let is_parameter = |t: &&TensorProto| {
+            let name = t.name.as_str();
+            parameters.contains(name) && read.contains(name) && self.restored.keeps(name)
+        };
+        let tables: Vec<&TensorProto> = stored.iter().filter(is_parameter).collect();
+        let copies: Vec<&TensorProto> = stored.iter().filter(is_turned).collect();
+        let mut pairs = 0;
+        let mut found = Vec::new();
+        for copy in copies {
+            for table in &tables {
+                let fits = table.dims.len() == 2 && table.dims.iter().rev().eq(&copy.dims);
+                if !fits || table.data_type != copy.data_type || pairs == MAX_PAIRS {
+                    continue;
+                }
+                pairs += 1;
+                let read = [table, copy].map(|proto| tensor::read(proto, &mut self.files));
+                let [Ok(own), Ok(other)] = read else { continue };
+                if equal(&own, &other, true) {
+                    let tied = Tied { parameter: table.name.clone(), transposed: true };
+                    found.push((copy.name.as_str(), tied));
+                    break;
+                }
+            }
+        }
+        found
     }
 
     /// Gives the copies the value of their table.

@@ -71,6 +71,8 @@ pub(super) struct Trainable<'a> {
     renewed: HashSet<&'a str>,
     /// Right operands of matmuls and weights of convolutions.
     weights: HashSet<&'a str>,
+    /// Biases of convolutions, which a batch normalization may have been folded into.
+    biases: HashSet<&'a str>,
     /// What Gather reads rows of.
     tables: HashSet<&'a str>,
     /// Operands of additions whose result is an output.
@@ -161,6 +163,11 @@ impl<'a> Trainable<'a> {
                 .iter()
                 .filter(|n| matches!(n.op_type.as_str(), "MatMul" | "Gemm" | "Conv"))
                 .filter_map(|n| n.input.get(1).map(String::as_str))
+                .collect(),
+            biases: nodes
+                .iter()
+                .filter(|n| matches!(n.op_type.as_str(), "Conv" | "ConvTranspose"))
+                .filter_map(|n| n.input.get(2).map(String::as_str))
                 .collect(),
             tables: nodes.iter().filter(|n| n.op_type == "Gather").filter_map(first).collect(),
             offsets: nodes
@@ -310,9 +317,10 @@ impl Trainable<'_> {
     }
 
     /// Whether an initializer that the exporter does not list is what its optimization made of a parameter: the weight
-    /// of a matmul, or a lookup of an embedding at fixed positions.
+    /// of a matmul, the bias of a convolution, or a lookup of an embedding at fixed positions.
     fn is_folded_weight(&self, name: &str) -> bool {
-        self.weights.contains(name) || name.starts_with("embedding")
+        let is_operand = self.weights.contains(name) || self.biases.contains(name);
+        is_operand || name.starts_with("embedding")
     }
 
     /// Whether this is a `[1, N]` of zeros that is added to what becomes an output, as the
@@ -338,12 +346,16 @@ fn copied<'a>(nodes: &[&'a NodeProto]) -> HashMap<&'a str, &'a str> {
     pairs.collect()
 }
 
+/// Placeholder, kind and target of each line of the exporter's signature.
+pub(super) fn signature_of(graph: &GraphProto) -> impl Iterator<Item = (&str, &str, &str)> {
+    let text = graph.metadata_props.iter().find(|e| e.key == SIGNATURE);
+    text.into_iter().flat_map(|e| signature(&e.value))
+}
+
 /// The parameters, or what else is of this kind, of the exporter's signature: what each placeholder stands
 /// for.
 pub(super) fn listed(graph: &GraphProto, kind: &str) -> HashMap<String, String> {
-    let text = graph.metadata_props.iter().find(|e| e.key == SIGNATURE);
-    let entries = text.into_iter().flat_map(|e| signature(&e.value));
-    entries
+    signature_of(graph)
         .filter(|(_, found, _)| *found == kind)
         .map(|(placeholder, _, target)| (placeholder.to_string(), target.to_string()))
         .collect()
@@ -351,8 +363,7 @@ pub(super) fn listed(graph: &GraphProto, kind: &str) -> HashMap<String, String> 
 
 /// The number of each target's line in the signature.
 pub(super) fn places(graph: &GraphProto) -> HashMap<&str, usize> {
-    let text = graph.metadata_props.iter().find(|e| e.key == SIGNATURE);
-    let targets = text.into_iter().flat_map(|e| signature(&e.value)).map(|(_, _, target)| target);
+    let targets = signature_of(graph).map(|(_, _, target)| target);
     targets.enumerate().map(|(place, target)| (target, place)).collect()
 }
 

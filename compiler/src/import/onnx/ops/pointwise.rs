@@ -156,9 +156,9 @@ fn minimum(cx: &mut NodeContext<'_>) -> Outcome {
 /// The bound, if it is a number, of a `torch.clamp` that the exporter writes as a maximum or minimum: its gradient is 0 at the bound; those of
 /// `torch.maximum` and of a clamp by tensors are a half.
 fn clamped_by(cx: &NodeContext<'_>, bound: ValueId) -> Option<f64> {
-    let (op, operands) = exporter::arguments(cx.node)?;
-    let mut bounds = operands.iter().filter(|operand| operand.index > 0);
-    let is_clamp = op.starts_with("clamp") && bounds.all(|b| b.name.starts_with("scalar_tensor"));
+    let call = exporter::call(cx.node)?;
+    let mut bounds = (1..call.arguments.len()).filter_map(|position| call.value_at(position));
+    let is_clamp = call.op.starts_with("clamp") && bounds.all(|b| b.starts_with("scalar_tensor"));
     let is_number = |t: &&Tensor| t.ty.shape.rank() == 0 && t.ty.dtype.is_float();
     let bound = cx.graph.constant(bound).filter(|t| is_clamp && is_number(t))?;
     bound.as_splat().filter(|b| !b.is_nan())

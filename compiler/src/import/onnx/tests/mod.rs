@@ -2,6 +2,7 @@
 
 mod batch_norm;
 mod build;
+mod calls;
 mod control;
 mod finite;
 mod functions;
