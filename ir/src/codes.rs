@@ -125,6 +125,8 @@ codes! {
     DocumentsMix = "E240": "with `data.document_separator`, the model joins tokens otherwise than by attention, or reads no single sequence of tokens", "remove the key, and give each document an example of its own", "models_that_join_tokens_otherwise_are_refused";
     DropoutEscapes = "E230": "the mask of a dropout is read by an operation that evaluation needs", "use the result of the dropout as the operand instead", "masks_are_read_by_choices_and_casts_alone";
     // Warnings.
+    WeightsNotFinite = "W031": "parameters of the model have NaN, or infinity in one that trains", "correct the model, or start from other weights with `frit run --weights`", "weights_that_are_not_finite_are_said_before_the_first_step";
+    SettingUnused = "W053": "a setting that was written has no effect beside another", "the help says with which value of the other it has one; set that, or remove the key", "settings_that_have_no_effect_are_warned_of";
     ParametersMissing = "W030": "parameters of the PyTorch module, or a part of what reads them, are missing in the exported graph", "export with `optimize=False`", "parameters_that_an_exporter_computed_with_are_warned_of";
     BatchNormFolded = "W035": "batch normalizations were folded into convolutions and do not train", "export the module in training mode, without constant folding", "folded_batch_normalizations_are_warned_of";
     BatchNormFixed = "W036": "batch normalizations use fixed running statistics", "set `model.batch_norm = \"train\"` to use batch statistics", "as_exported_keeps_running_statistics_with_a_warning";

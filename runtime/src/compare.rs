@@ -10,6 +10,7 @@ use crate::numerics::decode;
 use crate::plan_dir::PlanDir;
 use crate::save::Tensors;
 use crate::session::{self, Session, Work};
+use frit_comm::identity::Identity;
 use frit_comm::launch::Launch;
 use frit_data::{Data, Source, TokenDType};
 use frit_ir::interpret;
@@ -166,7 +167,7 @@ pub fn compare(options: &Options) -> Result<Report, RunError> {
     let session = Session {
         dir: &dir,
         beside: None,
-        identity: dir.hash.clone(),
+        identity: Identity::of_plan(&dir.hash),
         threads: options.threads,
         interpret: false,
         tuning_seconds: options.tuning_seconds,

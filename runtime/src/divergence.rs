@@ -1,13 +1,17 @@
-//! Detects runs that have failed: a non-finite loss or parameter, or only skipped steps.
+//! Detects runs that have failed: a non-finite loss or parameter, only skipped steps, or only gradients that are zero.
 //!
 //! A step with non-finite gradients is skipped and changes no parameter; a few are normal, and dynamic loss scaling relies on
 //! them. A non-finite loss in a step that is taken ends the run at once, as do many consecutive skipped steps; nothing is saved
-//! then. A run that skipped all steps, or whose last loss is not finite, ends normally but is reported as failed.
+//! then. A run that skipped all steps, whose last loss is not finite, or that began with the first step and never had a gradient
+//! other than zero, ends normally but is reported as failed. A single step, or the rest of a run that is resumed, may have none.
 
 use std::fmt;
 
 /// Default number of consecutive skipped steps that end a run.
 pub const MAX_SKIPPED: usize = 100;
+
+/// Steps without a gradient after which a run is warned of; it goes on, since its data may differ later.
+pub(crate) const NO_GRADIENT: usize = 10;
 
 /// Why a run has failed; steps are numbered as in its metrics.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,6 +42,11 @@ pub enum Divergence {
         /// How many.
         steps: usize,
     },
+    /// The gradients of all steps are zero.
+    NoGradient {
+        /// How many.
+        steps: usize,
+    },
     /// The loss of the last step is not finite.
     LastLoss {
         /// The step.
@@ -64,6 +73,10 @@ impl fmt::Display for Divergence {
                 f,
                 "every step was skipped ({steps}): the gradients are not finite, and no parameter has changed"
             ),
+            Divergence::NoGradient { steps } => write!(
+                f,
+                "nothing was learned: in all {steps} steps the gradients of all parameters are zero"
+            ),
             Divergence::LastLoss { step, loss } => {
                 write!(f, "the loss of the last step, step {step}, is {loss}")
             }
@@ -74,12 +87,18 @@ impl fmt::Display for Divergence {
 impl Divergence {
     /// Whether the run ends at once, and nothing of its state is saved.
     pub fn is_final(&self) -> bool {
-        !matches!(self, Divergence::AllSkipped { .. } | Divergence::LastLoss { .. })
+        !matches!(
+            self,
+            Divergence::AllSkipped { .. }
+                | Divergence::NoGradient { .. }
+                | Divergence::LastLoss { .. }
+        )
     }
 
     /// What to check.
     pub fn help(&self) -> &'static str {
         match self.is_final() {
+            _ if matches!(self, Divergence::NoGradient { .. }) => NO_GRADIENT_HELP,
             true => {
                 "checkpoints from before are kept, and nothing was saved now; look at the data of these steps \
                  and at optimizer.lr; --check-numerics names the first operation with such a result"
@@ -92,12 +111,19 @@ impl Divergence {
     }
 }
 
+/// What to check if no step has a gradient.
+pub(crate) const NO_GRADIENT_HELP: &str = "look at what the loss reads: constant outputs, activations that are all zero, labels that are      all ignored, a loss.weight of 0; in fp16 raise precision.init_scale";
+
 /// Watches the metrics of a run; they are equal on all ranks, so all reach the same decision.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Judge {
     limit: usize,
     in_a_row: usize,
     steps: usize,
+    /// Whether it began with the first step.
+    is_whole: bool,
+    /// Whether a step had a gradient.
+    learns: bool,
     /// Steps that were skipped.
     pub(crate) skipped: usize,
     last: Option<(usize, f64)>,
@@ -105,14 +131,15 @@ pub(crate) struct Judge {
 }
 
 impl Judge {
-    /// Ends a run after `limit` consecutive skipped steps.
-    pub(crate) fn new(limit: usize) -> Judge {
-        Judge { limit, in_a_row: 0, steps: 0, skipped: 0, last: None, verdict: None }
+    /// Ends a run after `limit` consecutive skipped steps; `is_whole` if it begins with the first step.
+    pub(crate) fn new(limit: usize, is_whole: bool) -> Judge {
+        Judge { limit, is_whole, ..Judge::default() }
     }
 
-    /// Records a step.
-    pub(crate) fn note(&mut self, step: usize, loss: f64, skipped: bool) {
+    /// Records a step with the norm of its gradients.
+    pub(crate) fn note(&mut self, step: usize, loss: f64, grad_norm: f64, skipped: bool) {
         self.steps += 1;
+        self.learns |= grad_norm != 0.0 && !skipped;
         self.skipped += usize::from(skipped);
         self.in_a_row = if skipped { self.in_a_row + 1 } else { 0 };
         self.last = Some((step, loss));
@@ -121,6 +148,16 @@ impl Judge {
         } else if self.in_a_row >= self.limit {
             self.end(Divergence::Skipped { step, steps: self.in_a_row });
         }
+    }
+
+    /// Whether no step has had a gradient so far, nor was skipped.
+    pub(crate) fn learns_nothing(&self) -> bool {
+        !self.learns && self.skipped == 0
+    }
+
+    /// Steps so far.
+    pub(crate) fn steps(&self) -> usize {
+        self.steps
     }
 
     /// Ends the run for this reason, unless it ends already.
@@ -140,11 +177,13 @@ impl Judge {
 
     /// The result at the end of the run.
     pub(crate) fn verdict(self) -> Option<Divergence> {
+        let learned = !self.is_whole || self.steps < 2 || !self.learns_nothing();
         self.verdict.or(match self.last {
             Some(_) if self.skipped == self.steps => {
                 Some(Divergence::AllSkipped { steps: self.steps })
             }
             Some((step, loss)) if !loss.is_finite() => Some(Divergence::LastLoss { step, loss }),
+            Some(_) if !learned => Some(Divergence::NoGradient { steps: self.steps }),
             _ => None,
         })
     }
@@ -156,10 +195,10 @@ mod tests {
 
     /// The number of steps after which a run with these losses and skips ends, and the result.
     fn judged(limit: usize, steps: &[(f64, bool)]) -> (usize, Option<Divergence>) {
-        let mut judge = Judge::new(limit);
+        let mut judge = Judge::new(limit, true);
         let mut n = 0;
         for (step, (loss, skipped)) in steps.iter().enumerate() {
-            judge.note(step, *loss, *skipped);
+            judge.note(step, *loss, 1.0, *skipped);
             n += 1;
             if judge.has_ended() {
                 break;
@@ -184,5 +223,24 @@ mod tests {
         // A finite loss whose scaled gradients overflow.
         assert_eq!(judged(3, &[good, (1.0, true)]), (2, None));
         assert_eq!(judged(3, &[]), (0, None));
+    }
+
+    /// The result of a run with these gradients.
+    fn learned(is_whole: bool, norms: &[f64]) -> Option<Divergence> {
+        let mut judge = Judge::new(3, is_whole);
+        norms.iter().enumerate().for_each(|(i, norm)| judge.note(i, 1.0, *norm, false));
+        judge.verdict()
+    }
+
+    #[test]
+    fn a_run_without_any_gradient_has_failed() {
+        let nothing = Some(Divergence::NoGradient { steps: 2 });
+        assert_eq!(learned(true, &[0.0, 0.0]), nothing);
+        assert!(nothing.is_some_and(|n| !n.is_final()));
+        assert_eq!(learned(true, &[0.0, 1e-9, 0.0]), None);
+        // One batch may give none, and the rest of a run that has learned.
+        assert_eq!(learned(true, &[0.0]), None);
+        assert_eq!(learned(false, &[0.0, 0.0]), None);
+        assert_eq!(learned(true, &[]), None);
     }
 }

@@ -13,6 +13,7 @@ use crate::plan_dir::PlanDir;
 use crate::save::Tensors;
 use crate::session::{self, Session, Work};
 use crate::starting::{self, Others, Replaced};
+use frit_comm::identity::Identity;
 use frit_comm::launch::Launch;
 use frit_data::{Data, Element, Fed, TokenDType};
 use frit_ir::ops::StateName;
@@ -200,7 +201,7 @@ pub(crate) enum Feed {
 
 impl Feed {
     /// Batches over all ranks.
-    fn batches(&self) -> usize {
+    pub(crate) fn batches(&self) -> usize {
         match self {
             Feed::Examples(data) => data.batches(),
             Feed::Batch(_) => 1,
@@ -268,7 +269,7 @@ pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
     let session = Session {
         dir: &dir,
         beside: None,
-        identity: dir.hash.clone(),
+        identity: identity(&dir, options, &feed),
         threads: options.threads,
         interpret: options.interpret,
         tuning_seconds: options.tuning_seconds,
@@ -281,6 +282,16 @@ pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
     }
     let report = Report::of(eval, &found.sums, labeled, examples.count, found.seconds);
     Ok(Some(Report { notes, ..report }))
+}
+
+/// What must be equal on all ranks.
+fn identity(dir: &PlanDir, options: &Options, feed: &Feed) -> Identity {
+    let mut identity = Identity::of_plan(&dir.hash);
+    identity.add("the number of batches", feed.batches());
+    identity.add_option("--dump-outputs", options.dump_outputs.is_some());
+    identity.add_option("--weights", !options.weights.is_empty());
+    identity.add_option("--checkpoint", options.checkpoint.is_some());
+    identity
 }
 
 /// The plan without parameters that only the evaluation reads, as in training.

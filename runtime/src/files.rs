@@ -214,25 +214,36 @@ pub enum Place {
     Stream(PathBuf),
 }
 
+/// Follows the links of a path to what they name, which may not exist; links of open files are not followed.
+pub fn followed(path: &Path) -> io::Result<PathBuf> {
+    let mut at = path.to_path_buf();
+    // The number of links that systems follow.
+    for _ in 0..40 {
+        let folder = at.parent().filter(|p| !p.as_os_str().is_empty());
+        let folder = fs::canonicalize(folder.unwrap_or(Path::new(".")))?;
+        let name = at.file_name().ok_or(ErrorKind::IsADirectory)?;
+        let found = folder.join(name);
+        match fs::read_link(&found) {
+            Ok(to) if !folder.starts_with("/proc") => at = folder.join(to),
+            _ => return Ok(found),
+        }
+    }
+    Err(io::Error::other("too many symbolic links"))
+}
+
+/// The folder that a path names: what its links name if it is one, else itself. It may not exist.
+pub fn followed_folder(path: &Path) -> io::Result<PathBuf> {
+    // Without a separator at its end, after which a system follows the link.
+    let path: PathBuf = path.components().collect();
+    if path.is_symlink() { followed(&path) } else { Ok(path) }
+}
+
 impl Place {
     /// Follows the links of a path.
     pub fn of(path: &Path) -> io::Result<Place> {
-        let mut at = path.to_path_buf();
-        // The number of links that systems follow.
-        for _ in 0..40 {
-            let folder = at.parent().filter(|p| !p.as_os_str().is_empty());
-            let folder = fs::canonicalize(folder.unwrap_or(Path::new(".")))?;
-            let name = at.file_name().ok_or(ErrorKind::IsADirectory)?;
-            let found = folder.join(name);
-            if folder.starts_with("/proc") {
-                return Ok(Place::Stream(found));
-            }
-            match fs::read_link(&found) {
-                Ok(to) => at = folder.join(to),
-                Err(_) => return Place::of_found(found),
-            }
-        }
-        Err(io::Error::other("too many symbolic links"))
+        let found = followed(path)?;
+        let is_open = found.parent().is_some_and(|folder| folder.starts_with("/proc"));
+        if is_open { Ok(Place::Stream(found)) } else { Place::of_found(found) }
     }
 
     fn of_found(path: PathBuf) -> io::Result<Place> {

@@ -86,6 +86,20 @@ pub(crate) fn check_schedule(plan: &Plan, effective: &[(String, f64)]) -> Result
     }
 }
 
+/// That the learning rate of every parameter is zero, in the hyper-parameters that are in effect.
+pub(crate) fn zero_rate(plan: &Plan, effective: &[(String, f64)]) -> Option<String> {
+    let is_rate = |name: &str| name.starts_with("optimizer.") && name.ends_with("lr");
+    let of = |name: &str, value| {
+        let given = effective.iter().rev().find(|(given, _)| given == name);
+        given.map_or(value, |(_, value)| *value)
+    };
+    let mut rates = plan.hyper.iter().filter(|h| is_rate(&h.name)).peekable();
+    rates.peek()?;
+    rates
+        .all(|h| of(&h.name, h.value) == 0.0)
+        .then(|| "optimizer.lr is 0: no step changes a parameter".into())
+}
+
 /// The keys of the plan's configuration, as `section.key`.
 fn configuration_keys(config: &str) -> Vec<String> {
     let (mut section, mut keys) = ("", Vec::new());

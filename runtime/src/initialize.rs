@@ -3,6 +3,7 @@
 use crate::RunError;
 use crate::convert;
 use crate::device::Device;
+use crate::first_values::{self, Origin};
 use crate::plan_dir::PlanDir;
 use crate::save::Tensors;
 use frit_ir::DType;
@@ -15,7 +16,7 @@ use std::borrow::Cow;
 /// of the plan's, `changes` hyper-parameters.
 ///
 /// # Errors
-/// If the device failed.
+/// If the device failed, or an initial value is not finite.
 pub(crate) fn initialize(
     dir: &PlanDir,
     changes: &[(String, f64)],
@@ -70,7 +71,7 @@ pub(crate) fn initialize(
 /// their moving averages, too.
 ///
 /// # Errors
-/// Those of `weight`, or if the device failed.
+/// Those of `weight`, or if the device failed, or a value is not finite.
 pub(crate) fn write_params<'w>(
     dir: &PlanDir,
     weight: impl Fn(&str) -> Result<Option<Cow<'w, [u8]>>, RunError>,
@@ -78,10 +79,11 @@ pub(crate) fn write_params<'w>(
     device: &mut impl Device,
     rank: usize,
 ) -> Result<(), RunError> {
-    let plan = &dir.plan;
-    for param in &plan.params {
+    let (plan, origin) = (&dir.plan, Origin::Plan(&dir.path));
+    for (index, param) in plan.params.iter_enumerated() {
         let ParamHome::Buffer(buffer) = param.home else { continue };
         if let Some(bytes) = weight(&param.name)? {
+            first_values::check(plan, index, (&bytes, param.ty.dtype, 0), origin)?;
             device.write(buffer, 0, &bytes)?;
         }
     }
@@ -90,6 +92,7 @@ pub(crate) fn write_params<'w>(
             let Some((from, to, len)) = group.owned(segment, rank) else { continue };
             let Some(bytes) = weight(&plan.params[segment.param].name)? else { continue };
             let bytes = &bytes[from * 4..(from + len) * 4];
+            first_values::check(plan, segment.param, (bytes, DType::F32, from), origin)?;
             for held in convert::held(group) {
                 convert::write(device, held, to, bytes, DType::F32)?;
             }

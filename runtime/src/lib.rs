@@ -14,6 +14,7 @@ mod dump;
 pub mod error;
 pub mod eval;
 pub mod files;
+pub mod first_values;
 mod gradients;
 mod hyper;
 pub mod init;

@@ -44,6 +44,20 @@ pub fn files_of(plan: &Path) -> Vec<PathBuf> {
     files.chain(source).filter(|file| file.is_file()).collect()
 }
 
+/// Why a folder cannot be created, and what to do.
+pub(crate) fn reason_of_folder(path: &Path, error: &std::io::Error) -> String {
+    match error.kind() {
+        ErrorKind::AlreadyExists | ErrorKind::NotADirectory if path.is_file() => {
+            "is a file; give the name of a folder".into()
+        }
+        ErrorKind::AlreadyExists if path.is_symlink() => {
+            let to = path.read_link().unwrap_or_default();
+            format!("is a symbolic link to {}, which does not exist; create it first", to.display())
+        }
+        _ => reason(path, error),
+    }
+}
+
 /// Why a file cannot be written, and what to do.
 pub(crate) fn reason(path: &Path, error: &std::io::Error) -> String {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));

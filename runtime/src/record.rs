@@ -7,6 +7,7 @@ use crate::gradients::Parts;
 use crate::initialize::initialize;
 use crate::plan_dir::PlanDir;
 use crate::session::{self, Session, Work};
+use frit_comm::identity::Identity;
 use frit_comm::launch::Launch;
 use frit_data::Data;
 use frit_ir::Tensor;
@@ -59,7 +60,7 @@ pub fn record(dir: &PlanDir, data: &Data, options: &Options) -> Result<Recorded,
     let session = Session {
         dir,
         beside: None,
-        identity: dir.hash.clone(),
+        identity: Identity::of_plan(&dir.hash),
         threads: options.threads,
         interpret: options.interpret,
         tuning_seconds: None,

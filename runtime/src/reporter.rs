@@ -3,7 +3,7 @@
 use crate::RunError;
 use crate::checkpoint::saver::Saved;
 use crate::device::Device;
-use crate::divergence::{Divergence, Judge};
+use crate::divergence::{Divergence, Judge, NO_GRADIENT, NO_GRADIENT_HELP};
 use crate::eval::in_words;
 use crate::files::Sink;
 use crate::gradients::Parts;
@@ -96,8 +96,20 @@ impl<'a> Reporter<'a> {
         if let Some(lost) = self.writer.lost() {
             self.warn(lost);
         }
+        let steps = self.judge.steps();
+        let is_unsaid = (1..NO_GRADIENT).contains(&steps) && self.judge.learns_nothing();
         self.outcome.report.skipped = self.judge.skipped;
-        self.outcome.report.stopped = self.judge.verdict();
+        let verdict = std::mem::take(&mut self.judge).verdict();
+        if is_unsaid && verdict.is_none() {
+            self.warn(format!(
+                "the gradients of {} are zero; {NO_GRADIENT_HELP}",
+                match steps {
+                    1 => "the only step".into(),
+                    n => format!("all {n} steps"),
+                }
+            ));
+        }
+        self.outcome.report.stopped = verdict;
         self.outcome
     }
 
@@ -165,7 +177,12 @@ impl<'a> Reporter<'a> {
             gemm: (self.plan.target.device == DeviceType::Cpu).then(frit_kernels::cpu::paths),
         };
         self.write(&line);
-        self.judge.note(step, line.loss, line.skipped);
+        self.judge.note(step, line.loss, line.grad_norm, line.skipped);
+        if self.judge.steps() == NO_GRADIENT && self.judge.learns_nothing() {
+            self.warn(format!(
+                "the gradients of the first {NO_GRADIENT} steps are zero: nothing is learned; {NO_GRADIENT_HELP}"
+            ));
+        }
         let recent = &self.outcome.report.seconds;
         let recent = &recent[recent.len().saturating_sub(RECENT)..];
         let mean = recent.iter().sum::<f64>() / recent.len() as f64;

@@ -3,7 +3,7 @@
 use crate::RunError;
 use crate::checkpoint::lock::{self, Run};
 use crate::checkpoint::{Checkpoint, CheckpointOptions};
-use crate::divergence::Divergence;
+use crate::divergence::{Divergence, MAX_SKIPPED};
 use crate::eval::in_words;
 use crate::gradients;
 use crate::hyper;
@@ -20,10 +20,11 @@ use crate::trace;
 use crate::train::{Outcome, Steps, Training};
 use crate::usage;
 use crate::validation::{Examples, Validation, ValidationOptions};
+use frit_comm::identity::Identity;
 use frit_comm::launch::Launch;
 use frit_data::{Data, Source};
 use frit_ir::counted;
-use frit_ir::plan::{PhaseName, Plan, sha256_hex};
+use frit_ir::plan::{PhaseName, Plan};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -234,6 +235,7 @@ pub(crate) fn train<'a>(
     notes.extend(of_validation.map(|note| format!("validation: {note}")));
     let hyper = hyper::effective(&dir.plan, &options.hyper, resumed.as_ref());
     hyper::check_schedule(&dir.plan, &hyper)?;
+    notes.extend(hyper::zero_rate(&dir.plan, &hyper));
     let training = Training {
         replaced: replaced.tensors,
         hyper,
@@ -266,14 +268,39 @@ pub(crate) fn train<'a>(
     Ok(outcome.report)
 }
 
-/// The hash of everything that must be equal on all ranks: the plan, the changed hyper-parameters, and the first step.
-fn identity(training: &Training<'_>) -> String {
-    let mut text = training.dir.hash.clone();
+/// Everything that must be equal on all ranks: the plan, the changed hyper-parameters, and what decides about the steps
+/// and what ranks do together between them.
+fn identity(training: &Training<'_>) -> Identity {
+    let Training { dir, options, start, validated, .. } = training;
+    let mut identity = Identity::of_plan(&dir.hash);
     for (name, value) in &training.hyper {
-        text += &format!(" {name}={value}");
+        identity.add(name, value);
     }
-    text += &format!(" from step {}", training.start);
-    sha256_hex(text.as_bytes())
+    identity.add("the steps of its checkpoint", start);
+    // Those of a trainer are as many as its caller gives.
+    if let Steps::Files { data, .. } = &training.steps {
+        identity.add("--steps", options.steps);
+        identity.add("the number of examples of --data", data.len());
+    }
+    if let Some(Examples(examples)) = validated {
+        identity.add("the number of batches of --validation", examples.batches());
+    }
+    let checkpoint = options.checkpoint.as_ref();
+    identity.add_if("--checkpoint-every", checkpoint.and_then(|c| c.every));
+    identity.add_if("--validate-every", options.validation.as_ref().and_then(|v| v.every));
+    identity.add_if("--patience", options.patience);
+    identity.add("--max-skipped", options.max_skipped.unwrap_or(MAX_SKIPPED));
+    for (option, is_given) in [
+        ("--weights", !options.weights.is_empty()),
+        ("--checkpoint", checkpoint.is_some()),
+        ("--trained-only", options.trained_only),
+        ("--save", options.save.is_some()),
+        ("--save-ema", options.save_ema.is_some()),
+        ("--dump-grads", options.dump_grads.is_some()),
+    ] {
+        identity.add_option(option, is_given);
+    }
+    identity
 }
 
 /// The outcome of the first rank of this process, with the counts of all of them.

@@ -6,6 +6,7 @@ use crate::device::Device;
 use crate::device::cpu::Cpu;
 use crate::device::cuda::{Cuda, Limits};
 use crate::plan_dir::PlanDir;
+use frit_comm::identity::Identity;
 use frit_comm::launch::{Launch, timeout_from_environment};
 use frit_comm::local::LocalComm;
 use frit_comm::processes::ProcessComm;
@@ -18,8 +19,8 @@ pub(crate) struct Session<'a> {
     pub(crate) dir: &'a PlanDir,
     /// A second plan on the same devices, with separate memory.
     pub(crate) beside: Option<&'a PlanDir>,
-    /// The hash of everything that must be equal on all ranks.
-    pub(crate) identity: String,
+    /// Everything that must be equal on all ranks.
+    pub(crate) identity: Identity,
     /// Threads per rank; by default the cores divided by the ranks.
     pub(crate) threads: Option<usize>,
     /// Execute every body with the IR interpreter.
@@ -96,7 +97,7 @@ impl Session<'_> {
     ) -> Result<Finished<W::Outcome>, RunError> {
         launch.expect_ranks(self.dir.plan.world_size)?;
         let timeout = timeout_from_environment()?;
-        let comm = ProcessComm::connect(launch, &self.identity, timeout)?;
+        let comm = ProcessComm::connect(launch, self.identity.text(), timeout)?;
         let outcome = self.on_cpu(comm.clone(), work).inspect_err(|_| comm.abort())?;
         let traffic = comm.traffic();
         comm.finish()?;
@@ -124,7 +125,7 @@ impl Session<'_> {
             return Err(RunError::Interpret);
         }
         let limits = Limits::of(self.tuning_seconds);
-        let mut device = Cuda::open(self.dir, self.beside, &self.identity, limits)?;
+        let mut device = Cuda::open(self.dir, self.beside, self.identity.text(), limits)?;
         let rank = device.rank();
         let beside = self.beside.map(|dir| device.beside(dir)).transpose();
         let outcome = beside

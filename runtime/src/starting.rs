@@ -9,6 +9,7 @@
 use crate::RunError;
 use crate::checkpoint::Checkpoint;
 use crate::convert::converted;
+use crate::first_values;
 use crate::left_out::{self, AllLeftOut};
 use crate::plan_dir::PlanDir;
 use crate::save::{self, Tensors};
@@ -45,8 +46,8 @@ pub(crate) struct Replaced {
 /// Reads the parameters of a plan: those of `dir`, or fewer. Omitted ones are not in the result.
 ///
 /// # Errors
-/// If a file cannot be read, or the files do not fit, with all parameters that are missing, unknown, or of another
-/// type; or if one was trained on another base model.
+/// If a file cannot be read, or the files do not fit, with all parameters that are missing, unknown, of another
+/// type or not finite; or if one was trained on another base model.
 pub(crate) fn read(
     paths: &[PathBuf],
     dir: &PlanDir,
@@ -142,6 +143,8 @@ struct Found {
     missing: Vec<String>,
     /// Errors by parameter.
     misfits: BTreeMap<String, String>,
+    /// Elements that are not finite, by parameter.
+    not_finite: BTreeMap<String, String>,
     unknown: Vec<String>,
     notes: Vec<String>,
     /// Whether an error says which file a tensor is in.
@@ -207,11 +210,23 @@ impl Found {
             true => format!(" of {}", path.display()),
             false => String::new(),
         };
-        for param in plan.params.iter().filter(|p| p.home != ParamHome::Unused) {
+        let used = plan.params.iter_enumerated().filter(|(_, p)| p.home != ParamHome::Unused);
+        for (index, param) in used {
             let wanted = save::stored_type(param);
             let Some(tensor) = named.get(param.name.as_str()) else { continue };
             let (dtype, shape, bytes) = &tensors[tensor];
             if let Some(bytes) = widened(*dtype, shape, bytes, &wanted) {
+                let trains = first_values::trains(plan, index);
+                let found = first_values::not_finite(&bytes, wanted.dtype, trains);
+                let name = &param.name;
+                match found {
+                    Some((element, value)) => {
+                        let what = format!("`{name}`{file} ({value} in element {element})");
+                        self.not_finite.insert(name.clone(), what);
+                    }
+                    // That of an earlier file is replaced.
+                    None => _ = self.not_finite.remove(name),
+                }
                 self.all.insert(param.name.clone(), bytes);
             } else {
                 let name = &param.name;
@@ -282,7 +297,9 @@ impl Found {
             .map(|(what, of)| listed(what, of))
             .collect();
         if found.is_empty() {
-            return Ok(());
+            let all: Vec<String> = self.not_finite.values().cloned().collect();
+            let reason = || format!("{}; give finite weights", listed("not finite", &all));
+            return if all.is_empty() { Ok(()) } else { Err(RunError::data(path, reason())) };
         }
         let help = "the files must contain the parameters of the plan under the names that --save writes, \
              or all below one other prefix";

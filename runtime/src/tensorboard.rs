@@ -7,7 +7,8 @@
 use crate::RunError;
 use crate::checkpoint::lock::{Run, wall_time};
 use crate::files::Sink;
-use std::io::{ErrorKind, Write};
+use crate::outputs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// A message of Protocol Buffers.
@@ -88,12 +89,7 @@ impl Writer {
     /// If the folder or the file cannot be written.
     pub(crate) fn create(folder: &Path, run: Run, step: usize) -> Result<Writer, RunError> {
         std::fs::create_dir_all(folder).map_err(|e| {
-            let reason = match e.kind() {
-                ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
-                    "is a file; give the name of a folder".into()
-                }
-                _ => format!("the folder cannot be created: {e}"),
-            };
+            let reason = outputs::reason_of_folder(folder, &e);
             RunError::Output { option: "--tensorboard", path: folder.into(), reason }
         })?;
         let now = wall_time();

@@ -168,7 +168,8 @@ impl Training<'_> {
             true => Progress::new("step", self.start, self.options.steps),
             false => Progress::hidden(),
         };
-        let judge = Judge::new(self.options.max_skipped.unwrap_or(MAX_SKIPPED));
+        let max_skipped = self.options.max_skipped.unwrap_or(MAX_SKIPPED);
+        let judge = Judge::new(max_skipped, self.start == 0);
         let mut reporter = Reporter::new(&self.dir.plan, writer, progress, judge);
         reporter.outcome.rank = rank;
         reporter.outcome.report.start = self.start;

@@ -97,5 +97,7 @@ fn made(
     lints::refuse(&compiled.plan.lints)?;
     plan_dir::write(output, &compiled, plan_dir::Stored::Copy)?;
     let warns = |d: &Diagnostic| d.severity == frit_ir::Severity::Warning;
-    Ok(compiled.plan.lints.into_iter().filter(warns).collect())
+    let broken = compiled.weights_not_finite();
+    let found = compiled.plan.lints.into_iter().filter(warns).chain(broken);
+    Ok(config.unused.iter().cloned().chain(found).collect())
 }

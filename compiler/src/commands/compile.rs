@@ -29,7 +29,7 @@ pub struct Args {
     /// The configuration.
     #[arg(long, value_name = "train.toml")]
     pub config: Option<PathBuf>,
-    /// Set one key of the configuration.
+    /// Set one key of the configuration; of several values of one key the last counts.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     /// Set the size of a symbolic dimension; `batch` is the micro-batch of one rank.
@@ -124,6 +124,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         plan_dir::check_free(&args.output)?;
     }
     let mut config = Config::load(args.config.as_deref(), &args.set)?;
+    render::print(&config.unused);
     config.lints.allow.extend_from_slice(&args.allow);
     let request = Request {
         model: args.model.clone().unwrap_or_default(),
@@ -169,6 +170,8 @@ fn finish(
     printer.progress.suspend(|| render::print(warnings));
     lints::refuse(lints)?;
     plan_dir::write(&args.output, &compiled, args.weights)?;
+    let broken = compiled.weights_not_finite();
+    printer.progress.suspend(|| render::print(&broken));
     printer.text += &super::inspect::summary(&compiled.plan);
     printer.text += &too_large(&compiled.plan).unwrap_or_default();
     let notes = lints.iter().filter(|d| d.severity == Severity::Info).count();
@@ -215,7 +218,11 @@ pub(super) fn binds(texts: &[String]) -> Result<BTreeMap<String, usize>, Report>
             let help = "give the dimension a size of at least 1";
             return Err(Diagnostic::error(Code::CommandLine, message).help(help).into());
         }
-        binds.insert(name.to_string(), size);
+        if let Some(other) = binds.insert(name.to_string(), size).filter(|other| *other != size) {
+            let message = format!("`--bind` gives `{name}` two sizes, {other} and {size}");
+            let help = format!("give one --bind {name}=N");
+            return Err(Diagnostic::error(Code::CommandLine, message).help(help).into());
+        }
     }
     Ok(binds)
 }

@@ -21,11 +21,12 @@ use crate::import::Imported;
 use crate::source::Source;
 use crate::weights::Weights;
 use frit_ir::plan::{PassReport, Plan, sha256_hex};
-use frit_ir::{Graph, Node, Op, Tensor};
+use frit_ir::{Code, Diagnostic, Graph, Node, Op, Tensor};
 use frit_passes::PassContext;
 use frit_passes::model_traffic::Traffic;
 use frit_passes::offload::Offload;
 use frit_passes::recompute::Recompute;
+use frit_runtime::first_values;
 use passes::End;
 use plan::Made;
 use recorded::Recorded;
@@ -101,6 +102,36 @@ pub struct Compiled {
     /// The file with the graph after every pass.
     pub pass_trace: Vec<u8>,
 }
+
+impl Compiled {
+    /// A warning if parameters have elements with which no step computes anything.
+    pub fn weights_not_finite(&self) -> Option<Diagnostic> {
+        let found = self.plan.params.iter_enumerated().filter_map(|(index, param)| {
+            let weight = self.weights.get(&param.name)?;
+            let trains = first_values::trains(&self.plan, index);
+            let found = first_values::not_finite(weight.bytes(), weight.ty.dtype, trains);
+            found
+                .map(|(element, value)| format!("`{}` is {value} in element {element}", param.name))
+        });
+        let found: Vec<String> = found.collect();
+        let message = match &found[..] {
+            [] => return None,
+            [one] => format!("not every weight is a finite number: {one}"),
+            [first, ..] => {
+                format!(
+                    "{} parameters have weights that are no finite numbers: {first}",
+                    found.len()
+                )
+            }
+        };
+        let diagnostic = Diagnostic::warning(Code::WeightsNotFinite, message);
+        let diagnostic = diagnostic.help("`frit run` refuses them: correct the model, or start from other weights with --weights");
+        Some(found.into_iter().skip(1).take(MAX_NOTES).fold(diagnostic, Diagnostic::note))
+    }
+}
+
+/// Parameters that a warning lists after the first.
+const MAX_NOTES: usize = 7;
 
 /// The evaluation of a model that trains: the same parameters, in the same units and precision.
 #[derive(Debug)]

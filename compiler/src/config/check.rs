@@ -4,15 +4,18 @@ use super::Config;
 use super::choices::BatchNorm;
 use super::kind::AUTO;
 use crate::diagnostics::Report;
+use crate::losses;
 use frit_ir::ops::reproducible::MAX_PIECES;
 use frit_ir::ops::{OptimizerKind, ScheduleKind};
 use frit_ir::plan::{DeviceType, Strategy};
 use frit_ir::{Code, DType, Diagnostic};
+use frit_passes::loss::LossKind;
 use frit_passes::offload::Offload;
 
 /// Contradictions among valid values.
 pub(super) fn check(config: &Config) -> Report {
     let found = [
+        weightless(config),
         schedule(config),
         one_cycle_warm_up(config),
         fp8(config),
@@ -27,6 +30,19 @@ pub(super) fn check(config: &Config) -> Report {
 
 fn wrong(message: String, help: impl Into<String>) -> Diagnostic {
     Diagnostic::error(Code::ConfigContradiction, message).help(help)
+}
+
+/// Losses that all have the factor 0, so that every gradient is zero.
+fn weightless(config: &Config) -> Option<Diagnostic> {
+    let terms = losses::terms(config).ok()?;
+    let trains = config.loss.kind != LossKind::None;
+    (trains && terms.iter().all(|term| term.weight == 0.0)).then(|| {
+        let also = if terms.len() > 1 { " and every weight of `loss.also`" } else { "" };
+        let message = format!("`loss.weight`{also} is 0: all gradients would be zero");
+        let help =
+            "give a loss a weight above 0; loss.kind = \"none\" compiles the forward pass only";
+        wrong(message, help)
+    })
 }
 
 /// A schedule without the key that it requires.

@@ -19,6 +19,8 @@ macro_rules! declare {
         #[derive(Clone, Debug, PartialEq)]
         pub struct Config {
             $($(#[doc = $about])* pub $head: $section,)*
+            /// Warnings of settings that were written and have no effect.
+            pub unused: Vec<Diagnostic>,
         }
 
         /// Every key, in the order in which it is printed.
@@ -39,6 +41,7 @@ macro_rules! declare {
                     },)*
                     $($($table: Vec::new(),)*)?
                 },)*
+                unused: Vec::new(),
             })
         }
 

@@ -14,6 +14,7 @@ mod print;
 mod read;
 mod schema;
 mod sections;
+mod unused;
 
 pub use field::LossScale;
 pub use help::{help, page};
@@ -24,8 +25,10 @@ pub use sections::*;
 
 use crate::diagnostics::Report;
 use frit_ir::{Code, Diagnostic};
+use read::Read;
 use std::collections::BTreeMap;
 use std::path::Path;
+use unused::Written;
 
 /// Values of keys, by name.
 type Values = BTreeMap<&'static str, Value>;
@@ -59,9 +62,10 @@ impl Config {
     /// As [`Config::load`].
     pub fn parse(text: &str, name: &str, sets: &[String]) -> Result<Config, Report> {
         let mut values: Values = KEYS.iter().map(|key| (key.name, key.default())).collect();
-        let mut report = Report::default();
-        let tables = read::file(text, name, &mut values, &mut report);
-        read::settings(sets, &mut values, &mut report);
+        let (mut report, mut written) = (Report::default(), Written::new());
+        let mut read = Read { values: &mut values, written: &mut written, report: &mut report };
+        let tables = read::file(text, name, &mut read);
+        read::settings(sets, &mut read);
         for (word, key) in [(PURE, "precision.pure"), (FP8, "precision.fp8")] {
             if values.get("precision.compute") == Some(&Value::Text(word.into())) {
                 values.insert("precision.compute", Value::Text("bf16".into()));
@@ -71,6 +75,7 @@ impl Config {
         report.or(())?;
         let mut config = typed(&values).expect("invariant: values have the types of their keys");
         (config.precision.overrides, config.optimizer.groups) = (tables.overrides, tables.groups);
+        config.unused = unused::find(&config, &written, &values);
         check::check(&config).or(config)
     }
 

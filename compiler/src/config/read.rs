@@ -4,6 +4,7 @@ use super::Values;
 use super::keys::find;
 use super::kind::{GROUP_KINDS, Value, float_name};
 use super::sections::KEYS;
+use super::unused::Written;
 use crate::diagnostics::Report;
 use frit_ir::nearest::alike;
 use frit_ir::ops::OptimizerKind;
@@ -12,6 +13,13 @@ use frit_passes::autocast::Override;
 use frit_passes::update::ParamGroup;
 use std::ops::Range;
 use toml::de::{DeTable, DeValue};
+
+/// What is read: the values of keys, where they were written, and errors.
+pub(super) struct Read<'a> {
+    pub(super) values: &'a mut Values,
+    pub(super) written: &'a mut Written,
+    pub(super) report: &'a mut Report,
+}
 
 /// The lists of tables of a file.
 #[derive(Default)]
@@ -36,8 +44,8 @@ impl Source<'_> {
     }
 }
 
-/// Reads the text of a file into `values`; errors go into the report.
-pub(super) fn file(text: &str, name: &str, values: &mut Values, report: &mut Report) -> Tables {
+/// Reads the text of a file.
+pub(super) fn file(text: &str, name: &str, read: &mut Read<'_>) -> Tables {
     let source = Source { text, name };
     let mut tables = Tables::default();
     let table = match DeTable::parse(text) {
@@ -45,7 +53,7 @@ pub(super) fn file(text: &str, name: &str, values: &mut Values, report: &mut Rep
         Err(error) => {
             let place = source.place(error.span().unwrap_or(0..0));
             let message = format!("{place}{}", error.message());
-            report.push(
+            read.report.push(
                 Diagnostic::error(Code::ConfigUnreadable, message).help("the file must be TOML"),
             );
             return tables;
@@ -53,7 +61,7 @@ pub(super) fn file(text: &str, name: &str, values: &mut Values, report: &mut Rep
     };
     for (head, section) in table.get_ref() {
         let DeValue::Table(section) = section.get_ref() else {
-            unknown(head.get_ref(), &source.place(head.span()), report);
+            unknown(head.get_ref(), &source.place(head.span()), read.report);
             continue;
         };
         for (key, value) in section {
@@ -62,7 +70,7 @@ pub(super) fn file(text: &str, name: &str, values: &mut Values, report: &mut Rep
             if name == "precision.override" || name == "optimizer.group" {
                 let DeValue::Array(list) = value.get_ref() else {
                     let message = format!("{place}`{name}` is a list of tables");
-                    report.push(Diagnostic::error(Code::ConfigValue, message));
+                    read.report.push(Diagnostic::error(Code::ConfigValue, message));
                     continue;
                 };
                 for entry in list {
@@ -77,16 +85,16 @@ pub(super) fn file(text: &str, name: &str, values: &mut Values, report: &mut Rep
                     };
                     if let Err((message, help)) = found {
                         let message = format!("{at}{message}");
-                        report.push(Diagnostic::error(Code::ConfigValue, message).help(help));
+                        read.report.push(Diagnostic::error(Code::ConfigValue, message).help(help));
                     }
                 }
                 continue;
             }
             let Some(value) = plain(&source, value.span()) else {
-                unknown(&name, &place, report);
+                unknown(&name, &place, read.report);
                 continue;
             };
-            assign(&name, &value, &place, values, report);
+            assign(&name, &value, &place, read);
         }
     }
     tables
@@ -173,10 +181,10 @@ fn float(text: &str) -> Result<DType, String> {
 }
 
 /// Applies `key=value` settings; values are TOML, and a bare word is a text.
-pub(super) fn settings(sets: &[String], values: &mut Values, report: &mut Report) {
+pub(super) fn settings(sets: &[String], read: &mut Read<'_>) {
     for set in sets {
         let Some((name, text)) = set.split_once('=') else {
-            report.push(
+            read.report.push(
                 Diagnostic::error(Code::ConfigValue, format!("--set {set}: there is no `=`"))
                     .help("write --set key=value, such as --set optimizer.lr=3e-4"),
             );
@@ -188,21 +196,22 @@ pub(super) fn settings(sets: &[String], values: &mut Values, report: &mut Report
         let value = parsed
             .and_then(|mut table| if table.len() == 1 { table.remove("x") } else { None })
             .unwrap_or_else(|| toml::Value::String(text.into()));
-        assign(name, &value, &place, values, report);
+        assign(name, &value, &place, read);
     }
 }
 
-fn assign(name: &str, value: &toml::Value, place: &str, values: &mut Values, report: &mut Report) {
+fn assign(name: &str, value: &toml::Value, place: &str, read: &mut Read<'_>) {
     let Some(key) = find(name) else {
-        unknown(name, place, report);
+        unknown(name, place, read.report);
         return;
     };
     match key.read(value) {
         Ok(value) => {
-            values.insert(key.name, value);
+            read.values.insert(key.name, value);
+            read.written.insert(key.name, place.into());
         }
         Err(message) => {
-            report.push(Diagnostic::error(Code::ConfigValue, format!("{place}{message}")))
+            read.report.push(Diagnostic::error(Code::ConfigValue, format!("{place}{message}")))
         }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// Maximum bytes of a greeting.
-const LONGEST_GREETING: usize = 1024;
+const LONGEST_GREETING: usize = 1 << 16;
 /// Time limit for a connection to authenticate and greet.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Maximum connections that may be authenticating at the same time; others are dropped, and retry.

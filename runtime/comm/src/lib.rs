@@ -4,6 +4,7 @@
 mod door;
 mod element;
 pub mod error;
+pub mod identity;
 pub mod launch;
 pub mod local;
 #[cfg(feature = "mpi")]

@@ -7,6 +7,7 @@ use super::write::ASIDE;
 use super::{CheckpointOptions, LATEST, step_of};
 use crate::RunError;
 use crate::files::{self, Sink};
+use crate::outputs;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::Write;
@@ -97,7 +98,10 @@ struct Holder {
 pub(crate) fn take(options: &CheckpointOptions, run: Run) -> Result<Lock, RunError> {
     let dir = &options.dir;
     refuse_earlier(options)?;
-    files::create_folder(dir).map_err(RunError::output(OPTION, dir))?;
+    files::create_folder(dir).map_err(|e| {
+        let reason = outputs::reason_of_folder(dir, &e);
+        RunError::Output { option: OPTION, path: dir.into(), reason }
+    })?;
     let lock = lock(dir, run)?;
     // Another run may have written in the meantime.
     refuse_earlier(options)?;

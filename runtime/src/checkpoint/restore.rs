@@ -10,6 +10,7 @@ use super::snapshot::kept;
 use crate::RunError;
 use crate::convert::{self, converted};
 use crate::device::Device;
+use crate::first_values::{self, Origin};
 use frit_ir::TensorType;
 use frit_ir::ops::StateName;
 use frit_ir::ops::random::first_state;
@@ -52,6 +53,10 @@ pub(crate) fn restore(
                     _ => vec![(buffer, dtype)],
                 };
                 checkpoint.read(&key, begin, len, |first, bytes| {
+                    if kind == "param" {
+                        let origin = Origin::Checkpoint(&checkpoint.path);
+                        first_values::check(plan, segment.param, (bytes, stored, first), origin)?;
+                    }
                     written.iter().try_for_each(|&buffer| {
                         convert::write(device, buffer, to + first - begin, bytes, stored)
                     })

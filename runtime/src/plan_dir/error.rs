@@ -36,6 +36,16 @@ pub enum PlanDirError {
         /// Names of the others.
         names: Vec<String>,
     },
+    /// The path is a symbolic link that leads nowhere.
+    #[error("{path} is a symbolic link to {to}, where nothing can be written: {error}")]
+    Astray {
+        /// The link.
+        path: PathBuf,
+        /// What it names.
+        to: PathBuf,
+        /// The reason.
+        error: io::Error,
+    },
     /// A file or folder cannot be written.
     #[error("cannot write {path}: {error}")]
     Unwritable {
@@ -67,6 +77,10 @@ impl PlanDirError {
             PlanDirError::Others { .. } => (
                 Code::NotAPlanDirectory,
                 "a plan replaces the whole directory: move them elsewhere, or choose another directory with -o",
+            ),
+            PlanDirError::Astray { .. } => (
+                Code::FileUnwritable,
+                "create the folder that it leads into, remove it, or choose another directory with -o",
             ),
             PlanDirError::Unwritable { .. } => {
                 return Diagnostic::error(Code::FileUnwritable, self.to_string());

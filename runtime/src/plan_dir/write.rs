@@ -79,11 +79,12 @@ pub struct Reference<'a> {
 
 type Result<T> = std::result::Result<T, PlanDirError>;
 
-/// Checks that a plan directory can be written here, and replaces nothing but an older plan.
+/// Checks that a plan directory can be written here, and replaces nothing but an older plan. A symbolic link is followed.
 ///
 /// # Errors
-/// If something else is there, or something else beside an older plan.
+/// If something else is there, or something else beside an older plan; or if a link leads into a folder that does not exist.
 pub fn check_free(path: &Path) -> Result<()> {
+    files::followed_folder(path).map_err(astray(path))?;
     if !path.exists() {
         return Ok(());
     }
@@ -118,12 +119,14 @@ const MAX_LISTED: usize = 5;
 type Digests = BTreeMap<String, String>;
 
 impl Contents<'_> {
-    /// Writes a plan directory under a temporary name and renames it to `path`, replacing an older plan.
+    /// Writes a plan directory under a temporary name and renames it to `path`, replacing an older plan. If `path` is a symbolic
+    /// link it is kept, and what it names is written.
     ///
     /// # Errors
     /// If the file system refuses, or as [`check_free`].
     pub fn write(&self, path: &Path) -> Result<()> {
         check_free(path)?;
+        let path = &files::followed_folder(path).map_err(astray(path))?;
         let aside = files::beside(path);
         let result = self
             .fill(&aside)
@@ -243,6 +246,14 @@ fn put(path: &Path, bytes: &[u8]) -> Result<()> {
 
 fn folder(path: &Path) -> Result<()> {
     files::create_folder(path).map_err(unwritable(path))
+}
+
+/// A symbolic link cannot be followed.
+fn astray(path: &Path) -> impl FnOnce(io::Error) -> PlanDirError + '_ {
+    |error| {
+        let to = path.read_link().unwrap_or_default();
+        PlanDirError::Astray { path: path.into(), to, error }
+    }
 }
 
 fn unwritable(path: &Path) -> impl FnOnce(io::Error) -> PlanDirError + '_ {

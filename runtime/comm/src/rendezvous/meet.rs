@@ -1,9 +1,10 @@
-//! Establishes the job: rank 0 listens, the others connect and state their rank and plan.
+//! Establishes the job: rank 0 listens, the others connect and state their rank and identity.
 
 use super::wire::refuse;
 use super::{Rendezvous, Result, fail};
 use crate::CommError;
 use crate::door::{Door, enter};
+use crate::identity::difference;
 use crate::launch::Launch;
 use crate::secret::{Secret, SecretSource};
 use std::collections::VecDeque;
@@ -14,14 +15,14 @@ use std::time::{Duration, Instant};
 
 impl Rendezvous {
     /// Connects to the other processes. They must connect within `timeout`, know the secret of the job, whose source is
-    /// given by the environment, and run the plan with this hash.
+    /// given by the environment, and have the same [`Identity`](crate::identity::Identity), as text.
     ///
     /// # Errors
-    /// Which rank did not connect, or runs another plan.
-    pub fn meet(launch: &Launch, plan_hash: &str, timeout: Duration) -> Result<Rendezvous> {
+    /// Which rank did not connect, or differs in what.
+    pub fn meet(launch: &Launch, identity: &str, timeout: Duration) -> Result<Rendezvous> {
         let source =
             SecretSource::of(launch, |name| std::env::var(name).ok()).map_err(CommError::from)?;
-        Rendezvous::meet_with(launch, &source, plan_hash, timeout)
+        Rendezvous::meet_with(launch, &source, identity, timeout)
     }
 
     /// As [`Rendezvous::meet`], with the secret from `source`.
@@ -31,7 +32,7 @@ impl Rendezvous {
     pub fn meet_with(
         launch: &Launch,
         source: &SecretSource,
-        plan_hash: &str,
+        identity: &str,
         timeout: Duration,
     ) -> Result<Rendezvous> {
         let Some((host, port)) = &launch.master else {
@@ -39,9 +40,9 @@ impl Rendezvous {
         };
         let end = Instant::now() + timeout;
         let (peers, secret) = match launch.rank {
-            0 => receive_others((host, *port), launch.world_size, source, plan_hash, timeout)?,
+            0 => receive_others((host, *port), launch.world_size, source, identity, timeout)?,
             rank => {
-                let greeting = format!("{rank} {} {plan_hash}", launch.world_size);
+                let greeting = format!("{rank} {} {identity}", launch.world_size);
                 let entered = enter((host, *port), source, greeting.as_bytes(), end);
                 let (stream, secret) = entered.map_err(|e| {
                     CommError::from(format!("rank 0 does not answer at {host}:{port}: {e}"))
@@ -74,7 +75,7 @@ fn receive_others(
     (host, port): (&str, u16),
     world_size: usize,
     source: &SecretSource,
-    hash: &str,
+    identity: &str,
     timeout: Duration,
 ) -> Result<(Vec<(usize, TcpStream)>, Secret)> {
     let end = Instant::now() + timeout;
@@ -87,7 +88,7 @@ fn receive_others(
     let (secret, _written) = source.make().map_err(CommError::from)?;
     let mut peers: Vec<(usize, TcpStream)> = Vec::new();
     let admitted = door.admit(&secret, end, |(stream, greeting)| {
-        match check_greeting(&String::from_utf8_lossy(&greeting), world_size, hash, &peers) {
+        match check_greeting(&String::from_utf8_lossy(&greeting), world_size, identity, &peers) {
             Ok(rank) => {
                 peers.push((rank, stream));
                 Ok(peers.len() + 1 == world_size)
@@ -125,10 +126,10 @@ fn receive_others(
 fn check_greeting(
     greeting: &str,
     expected: usize,
-    hash: &str,
+    identity: &str,
     peers: &[(usize, TcpStream)],
 ) -> Result<usize> {
-    let mut words = greeting.split(' ');
+    let mut words = greeting.splitn(3, ' ');
     let mut number = || words.next().and_then(|w| w.parse::<usize>().ok());
     let (Some(rank), Some(world_size)) = (number(), number()) else {
         return fail(format!("a process sent `{greeting}`, not a greeting"));
@@ -141,10 +142,8 @@ fn check_greeting(
     if peers.iter().any(|(r, _)| *r == rank) {
         return fail(format!("two processes were started as rank {rank}"));
     }
-    if words.next() != Some(hash) {
-        return fail(format!(
-            "rank {rank} runs another plan, or other hyper-parameters, than rank 0; give every rank the same"
-        ));
+    match difference(rank, words.next().unwrap_or_default(), identity) {
+        Some(difference) => fail(difference),
+        None => Ok(rank),
     }
-    Ok(rank)
 }

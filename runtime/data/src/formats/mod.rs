@@ -88,9 +88,39 @@ pub(crate) fn read(
         Some("npz") => npz::read(path),
         Some("parquet") => parquet::read(path, plan),
         Some("bin") => tokens::read(path, plan, tokens),
-        _ => {
-            let reason = "unknown kind of data; use .safetensors, .parquet, .npz, .npy or .bin";
+        other => {
+            let remedy = remedy(other.unwrap_or_default());
+            let reason = format!(
+                "unknown kind of data; use .safetensors, .parquet, .npz, .npy or .bin{remedy}"
+            );
             Err(DataError::content(path, reason))
         }
     }
+}
+
+/// How files of other kinds become data.
+const REMEDIES: [(&[&str], &str); 4] = [
+    (
+        &["jsonl", "json", "txt", "text", "md", "gz"],
+        "make tokens of text with `frit tokenize --tokenizer tokenizer.json FILE -o shards`, and give 'shards/train-*.bin'",
+    ),
+    (
+        &["csv", "tsv"],
+        "in Python, pandas.read_csv(FILE).to_parquet(\"data.parquet\") makes one of columns named after the inputs",
+    ),
+    (
+        &["pt", "pth"],
+        "in Python, safetensors.torch.save_file(torch.load(FILE), \"data.safetensors\") makes one of a dict of tensors named \
+         after the inputs",
+    ),
+    (
+        &["pkl", "pickle", "h5", "hdf5", "mat", "arrow", "tfrecord"],
+        "in Python, numpy.savez(\"data.npz\", INPUT=array, …) makes one of arrays named after the inputs",
+    ),
+];
+
+/// What to do with a file of this extension, after a separator.
+fn remedy(extension: &str) -> String {
+    let found = REMEDIES.iter().find(|(kinds, _)| kinds.contains(&extension));
+    found.map(|(_, remedy)| format!("; {remedy}")).unwrap_or_default()
 }

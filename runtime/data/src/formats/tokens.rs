@@ -148,16 +148,27 @@ fn header(file: &[u8]) -> Result<Option<(TokenDType, usize)>, String> {
         bytes.map(u32::from_le_bytes)
     };
     let known = HEADERS.iter().find(|(magic, ..)| word(0) == Some(*magic));
-    let Some((_, version, dtype)) = known.filter(|_| file.len() >= HEADER) else { return Ok(None) };
+    let Some((_, version, dtype)) = known else { return Ok(None) };
+    if file.len() < HEADER {
+        let bytes = file.len();
+        return Err(format!(
+            "its {bytes} bytes are the beginning of a header of {HEADER}: it is truncated"
+        ));
+    }
     if word(1) != Some(*version) {
         let found = word(1).unwrap_or(0);
         return Err(format!("its header is of version {found}; version {version} is read"));
     }
     let n = word(2).unwrap_or(0) as usize;
-    let there = (file.len() - HEADER) / dtype.element().size();
-    if n > there {
+    let (bytes, size) = (file.len() - HEADER, dtype.element().size());
+    if bytes != n * size {
+        let what = if bytes < n * size {
+            "it is truncated; write it again"
+        } else {
+            "it may be several files in one; give each by itself, or correct the header"
+        };
         return Err(format!(
-            "its header says {n} tokens, and the file has {there}: it is truncated"
+            "its header says {n} tokens of {size} bytes, and {bytes} bytes follow: {what}"
         ));
     }
     Ok(Some((*dtype, n)))
