@@ -217,6 +217,18 @@ fn what_does_not_fit_together_is_refused_by_name() {
             "{message}"
         );
     }
+    // Ranks that would wait for each other.
+    let port = free_port();
+    let rank = |r: usize| {
+        let steps = if r == 2 { "5" } else { "3" };
+        as_rank(r, run(&plan, &["--steps", steps]), "60", &port)
+    };
+    let begin = Instant::now();
+    let outputs = ended((0..RANKS).map(rank).collect());
+    assert!(begin.elapsed() < Duration::from_secs(30), "they wait");
+    assert!(outputs.iter().all(|output| output.status.code() == Some(2)));
+    let said = message(&outputs[0]);
+    assert!(said.contains("--steps is 5 on rank 2 and 3 on rank 0"), "{said}");
     // As many processes as the plan has ranks.
     let mut two = run(&plan, &["--steps", "1"]);
     two.env("RANK", "0").env("LOCAL_RANK", "0").env("WORLD_SIZE", "2");

@@ -432,3 +432,145 @@ fn without_a_terminal_lines_say_how_far_it_is() {
     child.wait().expect("ends");
     assert!(said.starts_with("step ") && said.contains(" of 1000000000, loss "), "{said}");
 }
+
+/// Writes parameters of the model, of which one element of `down` is `value`.
+fn write_weights(path: &Path, value: f32) {
+    let header = r#"{"up":{"dtype":"F32","shape":[3,5],"data_offsets":[0,60]},"down":{"dtype":"F32","shape":[5,2],"data_offsets":[60,100]}}"#;
+    let element = |i: usize| if i == 15 + 7 { value } else { 0.25 };
+    let body: Vec<u8> = (0..25).flat_map(|i| element(i).to_le_bytes()).collect();
+    let len = (header.len() as u64).to_le_bytes();
+    std::fs::write(path, [&len, header.as_bytes(), &body].concat()).expect("written");
+}
+
+#[test]
+fn weights_that_are_not_finite_are_said_before_the_first_step() {
+    let place = Place::new(2, &[]);
+    for (value, said) in [(f32::NAN, "`down` (NaN in element 7)"), (f32::INFINITY, "(inf in ele")] {
+        write_weights(&place.file("broken.safetensors"), value);
+        let args = ["--weights", "broken.safetensors", "--metrics", "m.jsonl"];
+        place.fails(2, &args, &["E100", "broken.safetensors", "1 not finite", said]);
+        assert!(!place.file("m.jsonl").exists());
+    }
+    // A later file takes precedence.
+    write_weights(&place.file("good.safetensors"), 0.5);
+    let both = ["--weights", "broken.safetensors", "good.safetensors"];
+    expect(&place.output(&both), 0, &[]);
+    // Those of a model are said when it is compiled, and refused by runs.
+    let models = format!("{}/../tests/models/mlp", env!("CARGO_MANIFEST_DIR"));
+    let compile = |model: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_frit"));
+        command.arg("compile").arg(model).args(["--bind", "batch=4", "-o"]).arg(place.file("mlp"));
+        command.output().expect("starts")
+    };
+    let original = Path::new(&models).join("model.onnx");
+    assert!(!message(&compile(&original)).contains("W031"));
+    let weights = std::fs::read(place.file("mlp/weights.safetensors")).expect("weights");
+    let (length, rest) = weights.split_first_chunk::<8>().expect("a header");
+    let first = &rest[u64::from_le_bytes(*length) as usize..][..16];
+    let mut model = std::fs::read(&original).expect("a model");
+    let at = model.windows(16).position(|bytes| bytes == first).expect("the weight");
+    model[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    let broken = place.file("broken.onnx");
+    std::fs::write(&broken, model).expect("written");
+    expect(&compile(&broken), 0, &["W031", "is NaN in element 0", "--weights"]);
+    for verb in ["run", "eval"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_frit"));
+        command.arg(verb).arg(place.file("mlp"));
+        command.arg("--data").arg(Path::new(&models).join("data.safetensors"));
+        let output = command.output().expect("starts");
+        expect(&output, 2, &["E100", "the initial value of", "is NaN in element 0", "--weights"]);
+    }
+}
+
+#[test]
+fn a_run_without_any_gradient_fails() {
+    let place = Place::new(2, &[]);
+    tiny::write_data(&place.file("zero.safetensors"), |_, _| 0.0);
+    let run = |steps| ["--data", "zero.safetensors", "--steps", steps];
+    let parts = ["E106", "nothing was learned: in all 2 steps", "loss.weight"];
+    place.fails(1, &[&run("2")[..], &["--save", "saved"]].concat(), &parts);
+    assert!(place.file("saved").exists());
+    let early = ["the gradients of the first 10 steps are zero", "in all 12 steps"];
+    place.fails(1, &run("12"), &early);
+    // One batch may have no gradient, and what is left of a run.
+    expect(&place.output(&run("1")), 0, &["the gradients of the only step are zero"]);
+    assert!(!message(&place.output(&run("0"))).contains("gradients"));
+    let first = ["--steps", "2", "--checkpoint", "c"];
+    expect(&place.output(&first), 0, &[]);
+    let resumed = [&run("5")[..], &["--checkpoint", "c", "--resume"]].concat();
+    expect(&place.output(&resumed), 0, &["the gradients of all 3 steps are zero"]);
+    let still = place.output(&["--steps", "2", "--set", "optimizer.lr=0"]);
+    expect(&still, 0, &["optimizer.lr is 0: no step changes a parameter"]);
+    let weightless = ["--bind", "batch=4", "--set", "loss.weight=0"];
+    expect(&compile(&place, "none", &weightless), 2, &["E053", "`loss.weight` is 0"]);
+    let frozen = ["--bind", "batch=4", "--set", "params.trainable=[\"up\"]"];
+    let frozen = [&frozen[..], &["--set", "params.frozen=[\"up\"]"]].concat();
+    expect(&compile(&place, "none", &frozen), 2, &["E064", "of 2 parameters", "`down`: "]);
+}
+
+#[test]
+fn settings_that_have_no_effect_are_warned_of() {
+    let place = Place::new(1, &[]);
+    let set = |settings: &[&'static str]| {
+        let sets = settings.iter().flat_map(|s| ["--set", *s]);
+        compile(&place, "other", &["--bind", "batch=4"].into_iter().chain(sets).collect::<Vec<_>>())
+    };
+    let output = set(&["optimizer.kind=sgd", "optimizer.momentum=0.9"]);
+    let parts =
+        ["W053", "--set optimizer.momentum: ", "`optimizer.kind` = \"sgd\"", "\"nesterov\""];
+    expect(&output, 0, &parts);
+    expect(&set(&["loss.label_smoothing=0.1"]), 0, &["W053", "\"cross_entropy\""]);
+    let read = set(&["optimizer.kind=nesterov", "optimizer.momentum=0.8"]);
+    assert!(!message(&read).contains("W053"));
+    let none = set(&["optimizer.kind=sgd", "optimizer.momentum=0", "loss.label_smoothing=0"]);
+    assert!(!message(&none).contains("W053"));
+    // The configuration in a plan writes every key.
+    let stored = place.file("other/source/train.toml");
+    let again = ["--bind", "batch=4", "--config", stored.to_str().expect("UTF-8")];
+    assert!(!message(&compile(&place, "again", &again)).contains("W053"));
+}
+
+#[test]
+fn a_size_is_given_once() {
+    let place = Place::new(1, &[]);
+    let twice = compile(&place, "other", &["--bind", "batch=4", "--bind", "batch=8"]);
+    expect(&twice, 2, &["E097", "`batch` two sizes, 4 and 8"]);
+    let same = compile(&place, "other", &["--bind", "batch=4", "--bind", "batch=4"]);
+    expect(&same, 0, &[]);
+}
+
+#[test]
+fn links_are_followed_and_kept() {
+    use std::os::unix::fs::symlink;
+    let place = Place::new(1, &[]);
+    let bind = ["--bind", "batch=4"];
+    std::fs::create_dir(place.file("disk")).expect("made");
+    symlink("disk/plan", place.file("link")).expect("linked");
+    for path in ["link", "link/", "link"] {
+        expect(&compile(&place, path, &bind), 0, &[]);
+        assert!(place.file("link").is_symlink());
+        assert_eq!(place.names("disk"), ["plan"]);
+    }
+    symlink("nowhere/plan", place.file("astray")).expect("linked");
+    let parts = ["E091", "is a symbolic link to nowhere/plan", "create the folder"];
+    expect(&compile(&place, "astray", &bind), 2, &parts);
+    symlink("nowhere", place.file("gone")).expect("linked");
+    for option in ["--checkpoint", "--tensorboard"] {
+        place.fails(2, &[option, "gone"], &[option, "is a symbolic link to nowhere"]);
+    }
+    assert!(!place.file("nowhere").exists());
+}
+
+#[test]
+fn data_of_another_kind_is_told_what_becomes_of_it() {
+    let place = Place::new(1, &[]);
+    for (name, remedy) in [
+        ("texts.jsonl", "frit tokenize"),
+        ("table.csv", "to_parquet"),
+        ("batch.pt", "safetensors.torch.save_file"),
+        ("arrays.pkl", "numpy.savez"),
+    ] {
+        std::fs::write(place.file(name), "{}").expect("written");
+        place.fails(2, &["--data", name], &[name, "unknown kind of data", remedy]);
+    }
+}

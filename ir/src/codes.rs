@@ -54,7 +54,7 @@ codes! {
     ValueUndefined = "E015": "a node or output refers to an undefined value", "the file is damaged or was edited; export the model again", "broken_graphs_are_named";
     ValueDefinedTwice = "E016": "two nodes, inputs or initializers define the same value", "the file is damaged or was edited; export the model again", "broken_graphs_are_named";
     ImportLimit = "E017": "importing would exceed a limit of `[import]` on nodes, elements, operations, bytes or nesting depth", "if the model is meant to be this large, raise the limit that the message names", "what_is_made_is_counted_and_the_key_is_named";
-    ReservedName = "E018": "the name of an input or output begins with `frit.`", "rename it", "reserved_names_are_refused_and_all_others_are_free";
+    ReservedName = "E018": "the name of an input or output begins with `frit.`, or one of them or a parameter is named `__metadata__`, as no tensor of a .safetensors file", "rename it", "reserved_names_are_refused_and_all_others_are_free";
     OutputNamedTwice = "E019": "two outputs of the model have the same name", "remove or rename one", "two_outputs_of_one_name_are_refused_by_name";
     DimensionUnknown = "E020": "a dimension of an input has no size, or size 0", "bind it with `--bind NAME=N`, or export the model with a static size", "dimensions_must_be_bound_and_known";
     BindUnknown = "E021": "`--bind` names a dimension that the model does not have", "the message lists the dimensions of the model", "dimensions_must_be_bound_and_known";
@@ -98,7 +98,7 @@ codes! {
     RunFailed = "E100": "a run could not start, or ended before its last step", "the message gives the reason", "plans_and_what_is_done_with_them";
     NotFinite = "E101": "`--check-numerics` found an infinity or NaN", "the notes name the first task and its operands", "a_run_that_only_skips_steps_or_loses_its_numbers_fails";
     NumericsFile = "E102": "the file of `precision.from_numerics` was not written by `frit run --numerics`", "measure again with `frit run --numerics FILE`", "plans_and_what_is_done_with_them";
-    Diverged = "E106": "a run failed to train: its loss is not finite, or too many consecutive steps were skipped", "check the data and the learning rate; checkpoints are kept", "a_run_that_only_skips_steps_or_loses_its_numbers_fails";
+    Diverged = "E106": "a run failed to train: its loss is not finite, too many consecutive steps were skipped, or the gradients of all steps are zero", "check the data, the learning rate and what the loss reads; checkpoints are kept", "a_run_that_only_skips_steps_or_loses_its_numbers_fails";
     GradientsDiffer = "E108": "`frit check-gradients` found a gradient function that differs from finite differences of its function", "of a straight-through estimator or a gradient reversal this is meant; correct any other", "gradients_are_checked_against_finite_differences";
     MachineLacks = "E107": "`frit doctor` found that something the plan needs is missing", "the notes list what was found, and where it was searched", "the_doctor_needs_no_gpu_and_fails_only_for_what_a_plan_lacks";
     ExportModel = "E110": "the ONNX model to export cannot be read as it was when compiled", "compile the model again", "plans_and_what_is_done_with_them";

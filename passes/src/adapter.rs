@@ -147,7 +147,11 @@ impl Lora {
             let below = format!("**.{target}");
             let mut modules = fitting().map(|(_, p)| module(&p.name));
             let is_below = modules.any(|name| pattern::matches(&below, name));
-            let advice = if is_below { format!("write `{below}`") } else { advice };
+            let advice = match target.strip_suffix(".weight") {
+                _ if is_below => format!("write `{below}`"),
+                Some(module) => format!("patterns name modules: write `{module}`; {advice}"),
+                None => advice,
+            };
             return Err(Diagnostic::error(Code::AdapterTarget, message).help(advice));
         }
         let mut taken: BTreeSet<String> = graph.params().map(|(_, p)| p.name.clone()).collect();

@@ -112,7 +112,8 @@ impl Divergence {
 }
 
 /// What to check if no step has a gradient.
-pub(crate) const NO_GRADIENT_HELP: &str = "look at what the loss reads: constant outputs, activations that are all zero, labels that are      all ignored, a loss.weight of 0; in fp16 raise precision.init_scale";
+pub(crate) const NO_GRADIENT_HELP: &str = "look at what the loss reads: constant outputs, activations that are all zero, a loss.weight of 0; \
+     in fp16 raise precision.init_scale";
 
 /// Watches the metrics of a run; they are equal on all ranks, so all reach the same decision.
 #[derive(Debug, Default)]

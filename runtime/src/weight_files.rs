@@ -1,6 +1,7 @@
 //! Files of weights as other libraries write them: shards with an index and folders (Hugging Face), adapters (PEFT).
 
 use crate::RunError;
+use crate::checkpoint::Checkpoint;
 use safetensors::Dtype;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -26,7 +27,15 @@ pub fn expand(path: &Path) -> Result<Vec<PathBuf>, RunError> {
     if path.is_dir() {
         let found = IN_FOLDER.iter().map(|name| path.join(name)).find(|file| file.exists());
         path = found.ok_or_else(|| {
-            let reason = format!("the folder has no {}", IN_FOLDER.join(", no "));
+            let reason = match Checkpoint::open(&path) {
+                Ok(_) => "the folder is of a checkpoint: continue it with `frit run --checkpoint DIR --resume`, evaluate it \
+                          with `frit eval --checkpoint DIR`, or export it with `frit export DIR -o FILE`"
+                    .into(),
+                Err(_) => format!(
+                    "the folder has no {}; give a file that `frit run --save` wrote, or a folder of Hugging Face libraries",
+                    IN_FOLDER.join(", no ")
+                ),
+            };
             RunError::data(&path, reason)
         })?;
     }

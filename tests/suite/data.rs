@@ -482,6 +482,9 @@ fn token_files_say_their_type_or_are_told() {
     refused(&planned, newer, &["version 2"]);
     let cut = write("cut.bin", &shard(20240520, 1, n + 1, narrow));
     refused(&planned, cut, &["4002 tokens", "4001"]);
+    let joined = write("joined.bin", &shard(20240520, 1, n - 9, narrow));
+    refused(&planned, joined, &["3992 tokens", "4001", "give each by itself"]);
+    refused(&planned, write("head.bin", &shard(20240520, 1, n, narrow)[..900]), &["truncated"]);
     let told = Source::new(vec![of_gpt2], Some(TokenDType::U32));
     refused(&planned, told, &["its header says u16"]);
     let foreign: Vec<u8> = narrow.iter().map(|b| b ^ 0x40).collect();

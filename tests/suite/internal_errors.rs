@@ -107,6 +107,10 @@ fn reserved_names_are_refused_and_all_others_are_free() {
     let mul = XW.replace("\"x\"", "\"frit.examples\"");
     let (codes, _) = outcome(&model(&examples, W, &mul, r#""y""#), &["loss.logits=y"]).unwrap_err();
     assert_eq!(codes, BTreeSet::from(["E018".to_string()]));
+    let (weight, mul) =
+        (W.replace("\"w\"", "\"__metadata__\""), XW.replace("\"w\"", "\"__metadata__\""));
+    let (codes, _) = outcome(&model(X, &weight, &mul, r#""y""#), &["loss.logits=y"]).unwrap_err();
+    assert_eq!(codes, BTreeSet::from(["E018".to_string()]));
     // Names of Frit's own state, hyper-parameters, metrics and outputs.
     for (more, (input, param, output)) in CROSSINGS.iter().zip([
         ("step", "loss_scale", "loss"),

@@ -52,7 +52,7 @@ def compile(
     loss: Union[str, Mapping[str, Any], None] = None,
     precision: Any = None,
     ranks: Optional[int] = None,
-    config: Optional[_Path] = None,
+    config: Union[_Path, Mapping[str, Any], None] = None,
     bind: Optional[Mapping[str, int]] = None,
     output: Optional[_Path] = None,
     **options: Any,

@@ -3,6 +3,8 @@
 import json
 import math
 import numbers
+import os
+from collections.abc import Mapping
 
 from frit._errors import refuse
 
@@ -18,6 +20,18 @@ SHORT = {
     "seed": "run.seed",
     "device": "target.device",
 }
+
+
+def given(config):
+    """The file and the options of the argument ``config``: a path, or a dict of options."""
+    if config is None:
+        return None, {}
+    if isinstance(config, Mapping):
+        return None, dict(config)
+    if isinstance(config, (str, os.PathLike)):
+        return os.fspath(config), {}
+    message = f"config cannot be a {type(config).__name__}"
+    raise refuse("E051", message, "give the path of a train.toml, or a dict of its sections or of `section.key`s")
 
 
 def settings(options):

@@ -36,7 +36,7 @@ def compile(
     ``loss``, ``precision`` and ``ranks`` set ``loss.kind``, ``precision.compute`` and ``sharding.ranks``; ``optimizer``,
     ``schedule``, ``strategy``, ``accumulation``, ``seed`` and ``device`` are as short. Other options are sections of the
     configuration as dicts, such as ``optimizer={"kind": "adamw", "lr": 3e-4}``, or single keys, as in
-    ``**{"memory.recompute": "all"}``. ``config`` is the path of a ``train.toml``, over which options win.
+    ``**{"memory.recompute": "all"}``. ``config`` is the path of a ``train.toml``, or a dict of such options; options win over it.
     ``frit compile --help-config`` lists all keys.
 
     ``bind`` gives the sizes of symbolic dimensions of a file, such as ``{"batch": 8}``. The plan directory is ``output``;
@@ -50,13 +50,16 @@ def compile(
     module = model if _export.is_module(model) else None
     directory = os.fspath(output) if output is not None else os.path.join(holder.path, "plan")
     asked = {"loss": loss, "precision": precision, "ranks": ranks, **options}
-    file = None if config is None else os.fspath(config)
+    file, settings = _config.given(config)
 
     def compiled(path, given, outputs):
-        if config is None and "loss" in outputs and loss in ("output", {"kind": "output"}):
+        wanted = settings.get("loss", settings.get("loss.kind")) if loss is None else loss
+        if file is None and "loss" in outputs and wanted in ("output", {"kind": "output"}):
             given = {**given, "loss.logits": "loss"}
-        sets, tables = _config.settings({**given, **_merged(given, asked)})
-        return _frit.compile(path, directory, file, tables, sets, dict(bind or {}))
+        sets, tables = _config.settings({**given, **_merged(given, settings)})
+        # Of several values of one key the last counts.
+        more, rows = _config.settings(_merged(given, asked))
+        return _frit.compile(path, directory, file, tables + rows, sets + more, dict(bind or {}))
 
     given = ()
     if module is not None:
@@ -259,12 +262,12 @@ class Plan:
             warn(f"[{found['code']}] {found['message']}", stacklevel=2)
 
     def save(self, directory):
-        """Copies the plan directory; an older plan there is replaced.
+        """Copies the plan directory; an older plan there is replaced. A symbolic link is followed.
 
         Raises ``FritError`` if ``directory`` exists and is no plan.
         """
-        target = os.path.abspath(os.fspath(directory))
-        if os.path.abspath(self.path) == target:
+        target = os.path.realpath(os.fspath(directory))
+        if os.path.realpath(self.path) == target:
             return
         if os.path.lexists(target) and not os.path.isfile(os.path.join(target, "plan.json")):
             raise refuse("E090", f"{target} exists and is not a plan", "choose another directory")

@@ -29,6 +29,24 @@ def test_views_are_those_of_the_command_line(models):
     assert [p["tasks"] for p in plan.verify()["plans"]] == [len(plan.schedule), len(frit.load(plan.path + "/eval").schedule)]
 
 
+def test_a_configuration_is_a_file_or_a_dict(mlp, tmp_path):
+    file = tmp_path / "train.toml"
+    file.write_text('[optimizer]\nkind = "sgd"\nlr = 0.5\n[run]\nseed = 3\n')
+    expected = mlp.compile(config=file, optimizer={"lr": 0.25}).config
+    for config in (
+        {"optimizer": {"kind": "sgd", "lr": 0.5}, "run": {"seed": 3}},
+        {"optimizer.kind": "sgd", "optimizer.lr": 0.5, "seed": 3},
+    ):
+        assert mlp.compile(config=config, optimizer={"lr": 0.25}).config == expected
+    with pytest.raises(frit.FritError) as refused:
+        mlp.compile(config=["sgd"])
+    assert refused.value.code == "E051" and "a dict" in refused.value.remedy
+    with pytest.raises(frit.FritError, match="optimizer.kin"):
+        mlp.compile(config={"optimizer": {"kin": "sgd"}})
+    with pytest.warns(frit.FritWarning, match="W053.*optimizer.momentum"):
+        mlp.compile(config={"optimizer": {"kind": "sgd", "momentum": 0.9}})
+
+
 def test_the_report_is_that_of_the_command_line(plan, tmp_path):
     plan.report(tmp_path / "own.html")
     command("report", plan.path, "-o", tmp_path / "theirs.html")
@@ -76,6 +94,10 @@ def test_plans_are_saved_loaded_and_compared(mlp, plan, tmp_path):
     assert found == plan.diff(other)
     assert {"key": "precision.compute", "a": '"f32"', "b": '"bf16"'} in found["config"] or found["config"]
     assert found["change"]["casts"] > 0 and plan.diff(plan)["change"] == {}
+    (tmp_path / "link").symlink_to(tmp_path / "a" / "plan")
+    plan.save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and str(frit.load(tmp_path / "a" / "plan")) == str(plan)
+    other.save(tmp_path / "link")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     with pytest.raises(frit.FritError, match="is not a plan") as refused:

@@ -85,7 +85,8 @@ const RULES: &[Rule] = &[
         needs: |config, _| of_loss(config, &[LossKind::SmoothL1]),
     },
     Rule {
-        keys: &["adapter.rank", "adapter.alpha", "adapter.dropout", "adapter.targets"],
+        // That `adapter.targets` has none is an error.
+        keys: &["adapter.rank", "adapter.alpha", "adapter.dropout"],
         by: "adapter.kind",
         needs: |config, _| {
             let lora = format!("\"{}\"", AdapterKind::Lora.word());
@@ -138,7 +139,7 @@ fn unless<K: Copy + PartialEq>(
 ) -> Option<String> {
     let words: Vec<String> =
         all.iter().filter(|k| has(**k)).map(|k| format!("\"{}\"", word(*k))).collect();
-    (!has(set)).then(|| words.join(", "))
+    (!has(set)).then(|| words.join(" or "))
 }
 
 /// Whether steps of an optimizer, or of the one beside it, read a key.
@@ -157,10 +158,10 @@ fn of_loss(config: &Config, kinds: &[LossKind]) -> Option<String> {
     // What is wrong with the losses is an error of its own.
     let terms = losses::terms(config).ok()?;
     let words: Vec<String> = kinds.iter().map(|k| format!("\"{}\"", k.word())).collect();
-    (!terms.iter().any(|term| kinds.contains(&term.kind))).then(|| words.join(", "))
+    (!terms.iter().any(|term| kinds.contains(&term.kind))).then(|| words.join(" or "))
 }
 
-/// Warnings of the keys that were written in vain. A configuration that writes every key, as plans store it, means those with
+/// Warnings of the keys that were written in vain, with another value than 0, which says that there is no such thing. A configuration that writes every key, as plans store it, means those with
 /// another value than the default.
 pub(super) fn find(config: &Config, written: &Written, values: &Values) -> Vec<Diagnostic> {
     if config.loss.kind == LossKind::None {
@@ -168,17 +169,20 @@ pub(super) fn find(config: &Config, written: &Written, values: &Values) -> Vec<D
         return vec![];
     }
     let is_whole = written.len() == KEYS.len();
+    let zero = [Value::Number(0.0), Value::Integer(0)];
+    let is_zero = |key: &str| values.get(key).is_some_and(|value| zero.contains(value));
     let is_meant = |key: &str| {
         let row = KEYS.iter().find(|row| row.name == key);
         !is_whole || row.is_some_and(|row| values.get(row.name) != Some(&row.default()))
     };
     let found = RULES.iter().flat_map(|rule| rule.keys.iter().map(move |key| (rule, *key)));
-    let found = found.filter(|(_, key)| is_meant(key)).filter_map(|(rule, key)| {
-        let (place, needs) = (written.get(key)?, (rule.needs)(config, key)?);
-        let set = values.get(rule.by).map(Value::to_toml)?;
-        let message = format!("{place}`{key}` has no effect with `{}` = {set}", rule.by);
-        let help = format!("it has one with {needs}: set {} to that, or remove the key", rule.by);
-        Some(Diagnostic::warning(Code::SettingUnused, message).help(help))
-    });
+    let found =
+        found.filter(|(_, key)| is_meant(key) && !is_zero(key)).filter_map(|(rule, key)| {
+            let (place, needs) = (written.get(key)?, (rule.needs)(config, key)?);
+            let set = values.get(rule.by).map(Value::to_toml)?;
+            let message = format!("{place}`{key}` has no effect with `{}` = {set}", rule.by);
+            let help = format!("it is read with {needs}: set {} so, or remove the key", rule.by);
+            Some(Diagnostic::warning(Code::SettingUnused, message).help(help))
+        });
     found.collect()
 }

@@ -100,11 +100,9 @@ pub fn onnx(trained: &Trained, options: &Options, path: &Path) -> Result<Written
     let adapts = matrices.iter().any(|name| trained.ty(name).is_some());
     let lacks =
         |name: &&String| trained.ty(name).is_none() && (adapts || !matrices.contains(*name));
-    if let Some(missing) = trained.names.iter().find(lacks) {
-        let what = format!("{} holds no `{missing}`", trained.path().display());
-        return Err(Diagnostic::error(Code::ExportWeights, what)
-            .help("give weights of this model")
-            .into());
+    let missing: Vec<&String> = trained.names.iter().filter(lacks).collect();
+    if !missing.is_empty() {
+        return Err(trained.lacks(&missing).into());
     }
     trained.check_others()?;
     let from = |model: PathBuf, folder: Option<Folder>| {

@@ -117,7 +117,10 @@ impl Trained {
             )
             .help("give a file that `frit run --save` wrote")
         })?;
-        let file = Weights::of(bytes).map_err(refuse)?;
+        let file = Weights::of(bytes).map_err(|e| {
+            refuse(format!("not a safetensors file: {e}"))
+                .help("give a file that `frit run --save` wrote")
+        })?;
         let left_out = left_out::of_metadata(&file.metadata).map_err(refuse)?;
         known(&left_out, weights)?;
         let plans = match left_out.is_empty() {
@@ -171,6 +174,26 @@ impl Trained {
         );
         Err(Diagnostic::error(Code::ExportWeights, what)
             .help("give the weights of a run of this plan"))
+    }
+
+    /// That parameters of the plan are not there.
+    pub(super) fn lacks(&self, missing: &[&String]) -> Diagnostic {
+        let path = self.path().display();
+        let what = match missing {
+            all if all.len() == self.names.len() => {
+                format!("{path} holds no parameter of the plan")
+            }
+            [one] => format!("{path} holds no `{one}`"),
+            [first, ..] => format!(
+                "{path} lacks {} of {} parameters of the plan, such as `{first}`",
+                missing.len(),
+                self.names.len()
+            ),
+            [] => format!("{path} holds no weights"),
+        };
+        Diagnostic::error(Code::ExportWeights, what).help(
+            "give the file that `frit run --save` wrote with this plan, or a checkpoint of it instead of the plan",
+        )
     }
 
     /// Whether these elements, of ONNX's data type of this number, are those of a parameter that was left out.

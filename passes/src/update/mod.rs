@@ -21,13 +21,13 @@ use crate::loss_scale::LossScaling;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use frit_ir::ops::{
     BinaryFn, Cast, Concat, Constant, GradStats, Hyper, LearningRate, MuonRule, Op, OptimizerKind,
-    OptimizerStep, ParamKind, Reshape, ScheduleKind, Split, State, StateName, UpdateLossScale,
-    statistics_dtype, training,
+    OptimizerStep, Param, ParamKind, Reshape, ScheduleKind, Split, State, StateName,
+    UpdateLossScale, statistics_dtype, training,
 };
 use frit_ir::plan::MetricName;
 use frit_ir::{
     Code, DType, Diagnostic, Graph, Origin, OutputKind, Region, Shape, Tensor, TensorType, ValueId,
-    nearest,
+    counted, nearest,
 };
 use groups::Settings;
 pub use groups::{ParamGroup, ParamGroups};
@@ -78,11 +78,7 @@ impl Pass for Update {
     fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
         let names: Vec<(String, ValueId)> = of_kind(graph, OutputKind::Gradient);
         if names.is_empty() {
-            return Err(Diagnostic::error(Code::NothingTrains, "no parameter is trained")
-                .help(
-                    "check params.trainable and params.frozen; `frit inspect --view units` says of each tensor why it \
-                     does not train, and of an ONNX model only initializers do, not nodes `Constant`",
-                ));
+            return Err(nothing_trains(graph));
         }
         let (loss, count) = (one(graph, OutputKind::LossSum)?, one(graph, OutputKind::LossCount)?);
         for group in &self.groups.groups {
@@ -174,6 +170,32 @@ impl Pass for Update {
         self.commit(&mut b, &buffers, staged, found_inf)?;
         Ok(Changed::Yes)
     }
+}
+
+/// Parameters that an error lists.
+const MAX_LISTED: usize = 8;
+
+/// That no parameter of a graph has a gradient, and why.
+fn nothing_trains(graph: &Graph) -> Diagnostic {
+    let params: Vec<&Param> = graph.params().map(|(_, param)| param).collect();
+    let (message, help) = match params.len() {
+        0 => (
+            "no parameter is trained: the model has none".into(),
+            "of an ONNX model only initializers train, not nodes `Constant`: export it with its weights as initializers, \
+             or set loss.kind = \"none\" to evaluate only",
+        ),
+        n => (
+            format!("no parameter is trained, of {}", counted(n, "parameter")),
+            "the notes say why: check params.trainable, params.frozen and params.ignored, and what is between these \
+             parameters and the loss",
+        ),
+    };
+    let why = |p: &&Param| format!("`{}`: {}", p.name, p.reason.trim_end_matches('.'));
+    let notes: Vec<String> = params.iter().take(MAX_LISTED).map(why).collect();
+    let left = params.len().saturating_sub(MAX_LISTED);
+    let more = (left > 0).then(|| format!("and {left} more"));
+    let error = Diagnostic::error(Code::NothingTrains, message).help(help);
+    notes.into_iter().chain(more).fold(error, Diagnostic::note)
 }
 
 impl Update {

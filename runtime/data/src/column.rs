@@ -77,7 +77,14 @@ impl Part {
         let wanted = form.wanted(input);
         let array = contents.get(&input.name).map_err(|what| {
             let there = contents.list();
-            let reason = format!("{what}; the plan expects {wanted}, and found {there}");
+            let is_one = path.is_file() && path.extension().is_some_and(|e| e == "npy");
+            let remedy = match is_one {
+                true => "; a .npy file is the input that it is named after: put all inputs into one file with \
+                         numpy.savez(\"data.npz\", INPUT=array, …), or give a folder of .npy files",
+                false => "",
+            };
+            let reason =
+                format!("{what}; the plan expects {wanted}, and found {there}{remedy}");
             DataError::content(path, reason)
         })?;
         let Array { element, shape, bytes, .. } = array;

@@ -9,6 +9,7 @@ use super::selected::Selections;
 use super::tensor::{self, ExternalFiles};
 use crate::import::dims::checked_numel;
 use crate::import::limits::{Budget, Exceeded, Resource};
+use crate::weights::Weights;
 use frit_ir::interpret::{self, Options};
 use frit_ir::ops::{Constant, Expand, Reshape};
 use frit_ir::shape::MAX_ELEMENTS;
@@ -90,6 +91,8 @@ pub(super) struct NodeContext<'a> {
     pub(super) from_pytorch: bool,
     /// Padding rows of tables, by initializer, where their values show them.
     pub(super) padding_rows: &'a HashMap<&'a str, usize>,
+    /// The parameters' values.
+    pub(super) weights: &'a Weights,
 }
 
 impl NodeContext<'_> {

@@ -511,6 +511,7 @@ impl<'a> Importer<'a> {
                     batch_norm_ranks: self.options.batch_norm_ranks,
                     from_pytorch: self.from_pytorch,
                     padding_rows: &self.padding_rows,
+                    weights: &self.weights,
                 };
                 let outcome = legacy::modernize(&mut cx).and_then(|()| (operator.convert)(&mut cx));
                 (outcome, cx.inputs)

@@ -100,7 +100,8 @@ impl Inputs<'_> {
         if input.ty.shape.rank() != 2 || labels.ty.shape != input.ty.shape || !integer {
             let (a, b) = (&input.ty, &labels.ty);
             return Err(format!(
-                "token files need integer inputs [batch, T] and labels of the same shape, not {a} and {b}"
+                "token files need integer inputs [batch, T] and labels of the same shape, not {a} and {b}; use a file \
+                 with a tensor for each: .safetensors, .parquet or .npz"
             ));
         }
         Ok(Inputs { input, labels, constants })
@@ -160,16 +161,14 @@ fn header(file: &[u8]) -> Result<Option<(TokenDType, usize)>, String> {
         return Err(format!("its header is of version {found}; version {version} is read"));
     }
     let n = word(2).unwrap_or(0) as usize;
-    let (bytes, size) = (file.len() - HEADER, dtype.element().size());
-    if bytes != n * size {
-        let what = if bytes < n * size {
-            "it is truncated; write it again"
+    let there = (file.len() - HEADER) / dtype.element().size();
+    if n != there {
+        let what = if n > there {
+            "it is truncated"
         } else {
-            "it may be several files in one; give each by itself, or correct the header"
+            "it may be several files in one; give each by itself"
         };
-        return Err(format!(
-            "its header says {n} tokens of {size} bytes, and {bytes} bytes follow: {what}"
-        ));
+        return Err(format!("its header says {n} tokens, and the file has {there}: {what}"));
     }
     Ok(Some((*dtype, n)))
 }

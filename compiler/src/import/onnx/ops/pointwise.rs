@@ -211,11 +211,15 @@ fn cast(cx: &mut NodeContext<'_>) -> Outcome {
 /// A parameter, or its transpose, before it was rounded to the dtype that the file stores it in, if it is read
 /// in f32: what is trained is f32, and the storage alone is no reason to round it.
 fn unrounded(cx: &mut NodeContext<'_>, x: ValueId, to: DType) -> Result<ValueId, Fault> {
-    // The model's own casts have an origin.
+    // The model's own casts have an origin, unless their nodes have no names.
     let wide = |v: ValueId| {
         let node = cx.graph.def(v);
-        let stored = matches!(node.op, Op::Cast(_)) && node.origin == Origin::none();
-        node.inputs.first().filter(|v| stored && cx.graph.ty(**v).dtype == to).copied()
+        let Op::Cast(frit_ir::ops::Cast { to: narrow }) = node.op else { return None };
+        let wide = *node.inputs.first()?;
+        let Op::Param(param) = &cx.graph.def(wide).op else { return None };
+        let is_stored_so = cx.weights.get(&param.name).is_some_and(|w| w.stored == narrow);
+        let is_undone = node.origin == Origin::none() && is_stored_so;
+        (is_undone && cx.graph.ty(wide).dtype == to).then_some(wide)
     };
     if to != DType::F32 {
         return Ok(x);

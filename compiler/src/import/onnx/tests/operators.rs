@@ -410,6 +410,21 @@ fn casts_to_small_integers_wrap() {
 }
 
 #[test]
+fn a_cast_of_the_model_is_kept_whether_or_not_its_node_has_a_name() {
+    // Integers, bf16 and f16: 0.3 is in none of them.
+    for (to, kept) in [(7, 0.0), (16, 0.300_781_25), (10, 0.300_048_828_125)] {
+        for name in ["", "rounds"] {
+            let mut rounds = node("Cast", &["x"], &["r"]).with(&[int("to", to)]);
+            rounds.name = name.into();
+            let nodes = vec![rounds, node("Cast", &["r"], &["y"]).with(&[int("to", 1)])];
+            let m = model(vec![input("x", 1, &[Dim::N(1)])], vec![], nodes, &["y"]);
+            let found = eval(&m, &[("x", Tensor::floats(DType::F32, [1], vec![0.3]))]).to_f64s();
+            assert_eq!(found, [kept], "{to} {name}");
+        }
+    }
+}
+
+#[test]
 fn integers_have_bitwise_logic_and_shifts() {
     let bits = |op: &str, attributes: &[AttributeProto]| {
         let inputs: &[&str] = if op == "BitwiseNot" { &["i"] } else { &["i", "n"] };
