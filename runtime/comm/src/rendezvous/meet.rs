@@ -70,6 +70,9 @@ impl Rendezvous {
     }
 }
 
+/// How long ranks that have not connected are waited for when the job cannot begin, to tell them why.
+const GRACE: Duration = Duration::from_secs(5);
+
 /// Waits on rank 0 for the others; returns them by rank, and the secret.
 fn receive_others(
     (host, port): (&str, u16),
@@ -99,8 +102,21 @@ fn receive_others(
             }
         }
     });
-    let (turned_away, complete) =
-        admitted.inspect_err(|error| refuse(&peers, &error.to_string()))?;
+    let (turned_away, complete) = admitted.inspect_err(|error: &CommError| {
+        let reason = error.to_string();
+        refuse(&peers, &reason);
+        // Those on their way are told, too; they would wait for an answer.
+        let mut missing = world_size.saturating_sub(peers.len() + 2);
+        let end = end.min(Instant::now() + GRACE);
+        if missing > 0 {
+            // Whoever does not come in time finds nobody.
+            let _ = door.admit(&secret, end, |(stream, _)| {
+                refuse(&[(usize::MAX, stream)], &reason);
+                missing -= 1;
+                Ok::<bool, CommError>(missing == 0)
+            });
+        }
+    })?;
     if complete {
         peers.sort_by_key(|(rank, _)| *rank);
         return Ok((peers, secret));

@@ -54,8 +54,7 @@ fn a_rank_with_another_plan_is_named_to_all() {
         Rendezvous::meet(&launch, hash, PATIENCE).err().map(|e| e.to_string())
     });
     let named = |e: &Option<String>| e.as_ref().is_some_and(|e| e.contains("rank 2 runs another"));
-    // Rank 0 may end before rank 1 is heard.
-    assert!(named(&results[0]) && named(&results[2]) && results[1].is_some(), "{results:?}");
+    assert!(results.iter().all(named), "{results:?}");
 }
 
 #[test]
