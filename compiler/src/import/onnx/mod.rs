@@ -518,13 +518,10 @@ impl<'a> Importer<'a> {
             } else {
                 (Err(Fault::Attribute("this operator".into())), inputs)
             };
-        let results = match outcome {
-            Ok(results) => results,
-            Err(fault) => {
-                self.fault(index, node, &origin, &given, fault);
-                Vec::new()
-            }
-        };
+        let results = outcome.unwrap_or_else(|fault| {
+            self.fault(index, node, &origin, &given, fault);
+            Vec::new()
+        });
         let mut results = results.into_iter();
         for name in node.output.iter() {
             let bound = results.next().unwrap_or(Bound::Failed);
