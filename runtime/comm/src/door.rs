@@ -3,6 +3,7 @@
 //! are dropped.
 
 use super::secret::{PROOF, Secret, SecretSource, Side, challenge};
+use std::cell::Cell;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -67,14 +68,14 @@ impl Door {
     }
 
     /// Passes every guest to `welcome` until it returns that all have connected; returns the number of refused
-    /// connections, and whether all connected before `end`.
+    /// connections, and whether all connected before `end`, which `welcome` may change.
     ///
     /// # Errors
     /// The first error of `welcome`.
     pub(super) fn admit<E>(
         &self,
         secret: &Secret,
-        end: Instant,
+        end: &Cell<Instant>,
         mut welcome: impl FnMut(Guest) -> Result<bool, E>,
     ) -> Result<(usize, bool), E> {
         let (tell, hear) = mpsc::channel();
@@ -96,7 +97,7 @@ impl Door {
                 Ok(None) => turned_away += 1,
                 Err(_) => {}
             }
-            if Instant::now() >= end {
+            if Instant::now() >= end.get() {
                 return Ok((turned_away, false));
             }
         }

@@ -5,6 +5,7 @@ use super::processes::{Exchange, Links};
 use super::rendezvous::Rendezvous;
 use super::secret::SecretSource;
 use crate::CommError;
+use std::cell::Cell;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -70,7 +71,7 @@ fn accept_later_ranks(
     if missing(peers).is_none() {
         return Ok(());
     }
-    let (_, complete) = door.admit(control.secret(), end, |(stream, greeting)| {
+    let (_, complete) = door.admit(control.secret(), &Cell::new(end), |(stream, greeting)| {
         let other = greeting.try_into().map_or(usize::MAX, |g| u64::from_le_bytes(g) as usize);
         let place = peers.get_mut(other).filter(|p| p.is_none() && other > rank);
         let stranger = || CommError::Ranks {

@@ -7,6 +7,7 @@ use crate::door::{Door, enter};
 use crate::identity::difference;
 use crate::launch::Launch;
 use crate::secret::{Secret, SecretSource};
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::sync::atomic::AtomicBool;
@@ -81,7 +82,6 @@ fn receive_others(
     identity: &str,
     timeout: Duration,
 ) -> Result<(Vec<(usize, TcpStream)>, Secret)> {
-    let end = Instant::now() + timeout;
     let door = Door::open(host, port).map_err(|e| {
         CommError::from(format!(
             "rank 0 cannot listen at {host}:{port} (MASTER_ADDR, MASTER_PORT): {e}"
@@ -90,33 +90,33 @@ fn receive_others(
     // The file is removed when all have connected.
     let (secret, _written) = source.make().map_err(CommError::from)?;
     let mut peers: Vec<(usize, TcpStream)> = Vec::new();
-    let admitted = door.admit(&secret, end, |(stream, greeting)| {
+    // Why the job cannot begin, and how many are still to be told: they would wait for an answer.
+    let mut failed: Option<(CommError, usize)> = None;
+    let end = Cell::new(Instant::now() + timeout);
+    let (turned_away, complete) = door.admit(&secret, &end, |(stream, greeting)| {
+        if let Some((error, missing)) = &mut failed {
+            refuse(&[(usize::MAX, stream)], &error.to_string());
+            *missing -= 1;
+            return Ok::<bool, CommError>(*missing == 0);
+        }
         match check_greeting(&String::from_utf8_lossy(&greeting), world_size, identity, &peers) {
             Ok(rank) => {
                 peers.push((rank, stream));
                 Ok(peers.len() + 1 == world_size)
             }
             Err(error) => {
+                refuse(&peers, &error.to_string());
                 refuse(&[(usize::MAX, stream)], &error.to_string());
-                Err(error)
+                let missing = world_size.saturating_sub(peers.len() + 2);
+                end.set(end.get().min(Instant::now() + GRACE));
+                failed = Some((error, missing));
+                Ok(missing == 0)
             }
         }
-    });
-    let (turned_away, complete) = admitted.inspect_err(|error: &CommError| {
-        let reason = error.to_string();
-        refuse(&peers, &reason);
-        // Those on their way are told, too; they would wait for an answer.
-        let mut missing = world_size.saturating_sub(peers.len() + 2);
-        let end = end.min(Instant::now() + GRACE);
-        if missing > 0 {
-            // Whoever does not come in time finds nobody.
-            let _ = door.admit(&secret, end, |(stream, _)| {
-                refuse(&[(usize::MAX, stream)], &reason);
-                missing -= 1;
-                Ok::<bool, CommError>(missing == 0)
-            });
-        }
     })?;
+    if let Some((error, _)) = failed {
+        return Err(error);
+    }
     if complete {
         peers.sort_by_key(|(rank, _)| *rank);
         return Ok((peers, secret));
