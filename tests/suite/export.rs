@@ -154,6 +154,42 @@ fn nodes_that_an_exporter_merged_are_exported_apart() {
     }
 }
 
+#[test]
+fn weights_of_recurrent_layers_that_an_exporter_packed_train_apart() {
+    let settings = ["precision.compute=fp32"];
+    // The biases of the LSTM are zero, those of both directions and of input and hidden state.
+    let (planned, losses) = parity::run("recurrent", "model.onnx", 4, 1, &settings);
+    let deviation = parity::largest(&losses, &parity::reference("recurrent", "fp64"));
+    assert!(deviation < 1e-5, "losses deviate by {deviation}");
+    let weights = planned.dir.path().join("trained.safetensors");
+    let data = file("tests/models/recurrent/data.safetensors");
+    train(&planned.path(), &data, 20, Some(weights.clone()));
+    let saved = std::fs::read(&weights).expect("the weights");
+    let saved = safetensors::SafeTensors::deserialize(&saved).expect("weights");
+    let mut names = saved.names();
+    names.sort_unstable();
+    let of_both = ["bias_hh", "bias_ih", "weight_hh", "weight_ih"]
+        .iter()
+        .flat_map(|of| ["", "_reverse"].map(|direction| format!("both.{of}_l0{direction}")));
+    let of_deep = ["weight_hh", "weight_ih"]
+        .iter()
+        .flat_map(|of| [0, 1].map(|layer| format!("deep.{of}_l{layer}")));
+    let others = ["head.bias", "head.weight", "table.weight"].map(str::to_string);
+    let expected: Vec<String> = of_both.chain(of_deep).chain(others).collect();
+    assert_eq!(names, expected);
+    let next = train(&planned.path(), &data, 21, None)[20];
+    for training in [true, false] {
+        let options = Options { training, ..Options::default() };
+        let bytes = exported(&planned.path(), &weights, &options).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(initializer(&bytes, "both.bias_ih_l0.packed").len(), 2 * 32);
+        let trained = planned.dir.path().join("trained.onnx");
+        std::fs::write(&trained, bytes).expect("written");
+        let again = plan_at(&trained, 4, &settings);
+        let first = train(&again.path(), &data, 1, None)[0];
+        assert!((first - next).abs() < 1e-6, "{first} for {next}");
+    }
+}
+
 /// The elements of an initializer of an ONNX file, by name.
 fn initializer(bytes: &[u8], name: &str) -> Vec<f32> {
     let model = ModelProto::decode(bytes).expect("a model");

@@ -20,6 +20,8 @@ from frit._translations import translations
 
 #: Parameters of more bytes are stored beside the model: the file format holds 2 GiB.
 LARGEST = 1 << 30
+#: Where the exporter states what each input of a graph is.
+SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 #: Codes of what an importer refuses for its operators.
 OPERATORS = {"E010", "E014", "E031", "E034"}
 #: Characters of torch's reasons that are shown.
@@ -120,6 +122,7 @@ class Exported:
         _separate_names(program.model.graph)
         _name_outputs(program.model.graph, self.outputs)
         _refuse_state(self._module, program.exported_program)
+        _say_what_trains(self._module, program.model.graph)
         frozen = _frozen(self._module, set(program.model.graph.initializers))
         if frozen:
             self.options["params.frozen"] = frozen
@@ -474,6 +477,16 @@ def _inputs(torch, program):
     """Names of the tensors that a program is given, in order."""
     specs = [s for s in program.graph_signature.input_specs if s.kind is torch.export.graph_signature.InputKind.USER_INPUT]
     return [s.arg.name for s in specs if isinstance(s.arg, torch.export.graph_signature.TensorArgument)]
+
+
+def _say_what_trains(module, graph):
+    """Adds to the signature of a graph which parameters train, so that none is taken for a fixed table by its values."""
+    trains = {n for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
+    lines = graph.metadata_props.get(SIGNATURE, "").splitlines()
+    named = ((line, line.split(" target='")[1].split("'")[0]) if " target='" in line else (line, None) for line in lines)
+    lines = [line + " requires_grad=True" if name in trains and "PARAMETER" in line else line for line, name in named]
+    if lines:
+        graph.metadata_props[SIGNATURE] = "\n".join(lines)
 
 
 def _frozen(module, initializers):

@@ -265,7 +265,8 @@ impl Export<'_> {
             match (field.number, field.content) {
                 (7, Some(graph)) => {
                     let merged = self.merged.iter().map(|(name, _)| name);
-                    let stored = merged.chain(self.restored.added.keys()).cloned().collect();
+                    let added = self.restored.added.keys().chain(self.restored.packed.keys());
+                    let stored = merged.chain(added).cloned().collect();
                     let around = Around { stored, opset, ..Around::default() };
                     let graph = self.graph(bytes.slice_ref(graph), &around, true)?;
                     out.put_message(7, graph);
@@ -403,6 +404,9 @@ impl Export<'_> {
         }
         for (name, added) in &restored.added {
             out.put_message(5, self.added(name, added, &tensors)?);
+        }
+        for (name, (packed, dtype)) in &restored.packed {
+            out.put_message(5, self.packed(name, packed, *dtype)?);
         }
         Ok(out)
     }

@@ -1,11 +1,11 @@
 //! Parameters that the exporter's optimization merged with others, transposed or dropped ([`crate::import::onnx`]): each has an initializer
-//! of its own again, which the operands that stand for it read.
+//! of its own again, which the operands that stand for it read. Those of recurrent layers are packed into one tensor again.
 
 use super::message::{Elements, Message as Written, Piece};
 use super::{Export, Fault, adapter_of, merge, trained};
 use crate::import::limits::{Budget, Limits};
 use crate::import::onnx::messages::{GraphProto, ModelProto, NodeProto};
-use crate::import::onnx::{Replacement, Restored as Import};
+use crate::import::onnx::{Packed, Replacement, Restored as Import};
 use frit_passes::adapter::Adapted;
 use prost::Message;
 use prost::bytes::Bytes;
@@ -34,6 +34,8 @@ pub(super) struct Restored {
     pub(super) copies: HashMap<usize, Vec<NodeProto>>,
     /// New initializers by name.
     pub(super) added: BTreeMap<String, Added>,
+    /// New initializers by name, of several parameters, with ONNX's number of their data type.
+    pub(super) packed: BTreeMap<String, (Packed, u64)>,
     /// New initializers by name, with the first values of these.
     pub(super) constants: BTreeMap<String, String>,
     /// Initializers that nothing reads any more.
@@ -72,6 +74,17 @@ impl Restored {
                 let (dtype, stored) = (*dtype as u64, stored.clone());
                 let added = Added { parameter, transposed, column, dtype, stored };
                 restored.added.entry(name).or_insert(added);
+            }
+        }
+        for ((node, operand), packed) in import.all_packed() {
+            let stored = graph.node[node].input[operand].as_str();
+            let (Some(dtype), [first, ..]) = (types.get(stored), &packed.parameters[..]) else {
+                continue;
+            };
+            if packed.parameters.iter().any(|name| is_trained(name)) {
+                let name = format!("{first}.packed");
+                restored.operands.entry(node).or_default().push((operand, name.clone()));
+                restored.packed.insert(name, (packed.clone(), *dtype as u64));
             }
         }
         for ((node, operand), name) in import.constants() {
@@ -127,6 +140,36 @@ impl Restored {
 }
 
 impl Export<'_> {
+    /// A tensor of several parameters.
+    pub(super) fn packed(
+        &mut self,
+        name: &str,
+        packed: &Packed,
+        dtype: u64,
+    ) -> Result<Written, Fault> {
+        let mut parts = vec![];
+        for parameter in &packed.parameters {
+            let found = self.trained.ty(parameter);
+            let is_adapted = adapter_of(self.origin, self.trained, parameter).is_some();
+            let Some((own, shape)) = found.filter(|_| !is_adapted) else {
+                return Err(Fault::LeftOut(parameter.clone()));
+            };
+            let Some(size) = trained::stored_size(own, dtype) else {
+                return Err(self.base.refuse(format!("`{name}` is not stored as floats")).into());
+            };
+            let elements = Elements {
+                parameter: parameter.clone(),
+                transposed: false,
+                dtype,
+                bytes: shape.iter().map(|n| *n as u64).product::<u64>() * size,
+                adapter: None,
+            };
+            parts.push(self.trained.elements(&elements)?.into_owned());
+            self.left.remove(parameter);
+        }
+        Ok(self.tensor(&packed.dims, dtype, name, Piece::Bytes(packed.packed(&parts).into())))
+    }
+
     /// The initializer of a parameter that the model has under another name, of these tensors, or not at all.
     pub(super) fn added(
         &mut self,

@@ -19,9 +19,53 @@ enum Known {
     Bound(Ix),
 }
 
+impl Known {
+    fn indices(&self) -> &[Ix] {
+        match self {
+            Known::Table { at, .. } => at,
+            Known::Bound(ix) => std::slice::from_ref(ix),
+        }
+    }
+
+    /// Whether it holds at these indices; none outside of the table.
+    fn holds(&self, mut at: impl Iterator<Item = i64>) -> Option<bool> {
+        match self {
+            Known::Bound(_) => at.next().map(|ix| ix >= 0),
+            Known::Table { sizes, values, negation, .. } => {
+                let element = at.zip(sizes).try_fold(0, |all, (ix, n)| {
+                    let i = usize::try_from(ix).ok().filter(|i| i < n)?;
+                    Some(all * n + i)
+                });
+                Some((values[element?] != 0.0) != negation.is_some())
+            }
+        }
+    }
+}
+
+/// A sum of multiples of variables, in their order, and a constant.
+struct Linear {
+    factors: Vec<i64>,
+    constant: i64,
+}
+
+impl Linear {
+    fn at(&self, place: &[i64]) -> i64 {
+        self.constant + self.factors.iter().zip(place).map(|(f, i)| f * i).sum::<i64>()
+    }
+}
+
 impl Terms {
     /// The product, of whose factors the tables of truth values, if there are any, are one with all other known truths.
     pub(crate) fn with_one_mask(&mut self, product: TermId) -> TermId {
+        if let Some(found) = self.masked.get(&product) {
+            return *found;
+        }
+        let joined = self.masked_by_one(product);
+        self.masked.insert(product, joined);
+        joined
+    }
+
+    fn masked_by_one(&mut self, product: TermId) -> TermId {
         let (number, scaled) = self.content(product);
         let Term::Product(factors) = self.get(scaled).clone() else { return product };
         let known: Vec<Option<Known>> = factors.iter().map(|f| self.known_truth(*f)).collect();
@@ -36,13 +80,26 @@ impl Terms {
         let sizes: Vec<usize> = vars.iter().map(|var| var.extent as usize).collect();
         let volume = sizes.iter().try_fold(1_usize, |all, n| all.checked_mul(*n));
         let Some(volume) = volume.filter(|volume| *volume <= MOST) else { return product };
+        let indices: Vec<(&Known, Vec<Linear>)> = (known.iter().flatten())
+            .map(|known| {
+                (known, known.indices().iter().map(|ix| self.linear(*ix, &vars)).collect())
+            })
+            .collect();
         let mut place = vec![0_i64; vars.len()];
         let mut values = Vec::with_capacity(volume);
         for _ in 0..volume {
-            let truths: Option<Vec<bool>> =
-                known.iter().flatten().map(|known| self.holds(known, &vars, &place)).collect();
-            let Some(truths) = truths else { return product };
-            values.push(f64::from(truths.iter().all(|holds| *holds)));
+            let mut all = true;
+            for (known, indices) in &indices {
+                match known.holds(indices.iter().map(|index| index.at(&place))) {
+                    Some(true) => {}
+                    Some(false) => {
+                        all = false;
+                        break;
+                    }
+                    None => return product,
+                }
+            }
+            values.push(f64::from(all));
             for (at, n) in place.iter_mut().zip(&sizes).rev() {
                 *at += 1;
                 if *at < *n as i64 {
@@ -101,25 +158,16 @@ impl Terms {
         self.affine(ix).atoms.iter().all(is_axis)
     }
 
-    /// Whether it holds at a place; none outside of the table.
-    fn holds(&self, known: &Known, vars: &[Var], place: &[i64]) -> Option<bool> {
-        let value = |ix: Ix| {
-            let Affine { atoms, constant } = self.affine(ix);
-            let of = |atom: &Atom| match atom {
-                Atom::Var(var) => vars.binary_search(var).map_or(0, |k| place[k]),
-                _ => 0,
+    fn linear(&self, ix: Ix, vars: &[Var]) -> Linear {
+        let Affine { atoms, constant } = self.affine(ix);
+        let mut factors = vec![0; vars.len()];
+        for (atom, factor) in atoms {
+            let place = match atom {
+                Atom::Var(var) => vars.binary_search(var).ok(),
+                _ => None,
             };
-            constant + atoms.iter().map(|(atom, factor)| of(atom) * factor).sum::<i64>()
-        };
-        match known {
-            Known::Bound(ix) => Some(value(*ix) >= 0),
-            Known::Table { sizes, values, at, negation } => {
-                let element = at.iter().zip(sizes).try_fold(0, |all, (ix, n)| {
-                    let i = usize::try_from(value(*ix)).ok().filter(|i| i < n)?;
-                    Some(all * n + i)
-                });
-                Some((values[element?] != 0.0) != negation.is_some())
-            }
+            factors[place.expect("invariant: one of the variables of a factor")] += factor;
         }
+        Linear { factors, constant: *constant }
     }
 }

@@ -150,6 +150,8 @@ pub(crate) struct Terms {
     leaf_ids: FxHashMap<String, u32>,
     /// Leaves whose elements are no real numbers.
     pub(crate) leaf_kinds: FxHashMap<u32, Kind>,
+    /// Products of which known truths are one table.
+    pub(crate) masked: FxHashMap<TermId, TermId>,
     /// Constants that are leaves, by their sizes.
     pub(crate) constants: FxHashMap<Vec<usize>, Vec<(Tensor, u32)>>,
     numbers: BTreeMap<u64, ()>,

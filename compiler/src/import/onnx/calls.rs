@@ -73,6 +73,8 @@ pub(super) struct Calls<'a> {
     pub(super) stored: HashMap<&'a str, &'a [i64]>,
     /// Inputs, and results of nodes, with the positions of the latter.
     made: HashMap<&'a str, Option<usize>>,
+    /// Whether some parameter is not stored, and no call names it.
+    lacks_parameters: bool,
 }
 
 /// The nodes of a call.
@@ -153,12 +155,27 @@ impl<'a> Calls<'a> {
             }
         }
         let floats = graph.initializer.iter().filter(|t| is_float(t.data_type));
-        let stored = floats.map(|t| (t.name.as_str(), t.dims.as_slice())).collect();
+        let stored: HashMap<&str, &[i64]> =
+            floats.map(|t| (t.name.as_str(), t.dims.as_slice())).collect();
         let inputs = graph.input.iter().map(|i| (i.name.as_str(), None));
         let nodes = graph.node.iter().enumerate();
         let results = nodes.flat_map(|(p, n)| n.output.iter().map(move |o| (o.as_str(), Some(p))));
         let made = inputs.chain(results).collect();
-        Some(Calls { graph, calls, groups, placeholders, called, listed, parameters, stored, made })
+        let lacks_parameters = parameters
+            .iter()
+            .any(|name: &&str| !stored.contains_key(name) && !called.contains(name));
+        Some(Calls {
+            graph,
+            calls,
+            groups,
+            placeholders,
+            called,
+            listed,
+            parameters,
+            stored,
+            made,
+            lacks_parameters,
+        })
     }
 
     /// Whether some call names the parameter or buffer.
@@ -190,11 +207,23 @@ impl<'a> Calls<'a> {
 
     /// The parameters that the node's call names.
     pub(super) fn parameters_of(&self, place: usize) -> impl Iterator<Item = &'a str> + '_ {
+        self.named_parameters(place).into_iter().flatten()
+    }
+
+    /// What the node's call names, in the order of its text, where that is a parameter.
+    pub(super) fn named_parameters(&self, place: usize) -> Vec<Option<&'a str>> {
         let values = self.calls[place].iter().flat_map(|call| &call.values);
-        values.filter_map(|value| match self.named(value.name) {
+        let named = values.map(|value| match self.named(value.name) {
             Named::Parameter(target) => Some(target),
             _ => None,
-        })
+        });
+        named.collect()
+    }
+
+    /// How many nodes of this operator the node's call has.
+    pub(super) fn nodes_of(&self, place: usize, op_type: &str) -> usize {
+        let nodes = self.calls[place].as_ref().and_then(|call| self.groups.get(call.text));
+        nodes.and_then(|nodes| nodes.of.get(op_type).copied()).unwrap_or(0)
     }
 
     /// The parameter at this position of the node's call.
@@ -251,13 +280,22 @@ impl<'a> Calls<'a> {
             Named::Fixed(target) if target == operand => Reading::Own,
             Named::Fixed(target) if is_statistic => Reading::Parameter(Parameter::new(target)),
             Named::Fixed(target) => constant(Some(target)),
-            // The only values in the place of an initializer are those that the exporter computed or removed.
-            Named::Value(name) if self.made.contains_key(name) || is_view(name) => Reading::Own,
+            // The only values in the place of an initializer are those that the exporter computed or removed. If no call names the
+            // parameter, it may be meant itself: the optimization removes a factor of 1.
+            Named::Value(name) if self.made.contains_key(name) => Reading::Own,
             Named::Value(name) if is_created(name) => added(),
-            // If no call names the parameter, it may be meant itself: the optimization removes a factor of 1.
-            Named::Value(name) => match added() {
-                Reading::Constant(_) => Reading::Computed(name.into()),
-                own => own,
+            Named::Value(name) => match (View::of(name), added()) {
+                (View::Same, _) | (_, Reading::Own) => Reading::Own,
+                // It may be one of a parameter that is gone.
+                (View::Other, _) if !self.lacks_parameters => Reading::Own,
+                // The transpose is stored in the place of a matrix only if they are equal.
+                (View::Transpose, _)
+                    if !self.lacks_parameters && matches!(dims, [n, m] if n == m) =>
+                {
+                    let transposed = Parameter { transposed: true, ..Parameter::new(operand) };
+                    Reading::Parameter(transposed)
+                }
+                _ => Reading::Computed(name.into()),
             },
             Named::Parameter(target) if target == operand && !transposed => Reading::Own,
             Named::Parameter(target) if self.may_hold(operand, target) => {
@@ -316,32 +354,29 @@ pub(super) fn operation(name: &str) -> &str {
     }
 }
 
-/// Whether a value is a tensor in another layout or of another shape, which the optimization removes.
-fn is_view(name: &str) -> bool {
-    matches!(
-        operation(name),
-        "alias"
-            | "clone"
-            | "contiguous"
-            | "detach"
-            | "dropout"
-            | "expand"
-            | "flatten"
-            | "getitem"
-            | "permute"
-            | "reshape"
-            | "select"
-            | "slice"
-            | "squeeze"
-            | "t"
-            | "to"
-            | "_to_copy"
-            | "transpose"
-            | "type_as"
-            | "unsqueeze"
-            | "_unsafe_view"
-            | "view"
-    )
+/// How a value that the optimization removed shows a tensor.
+enum View {
+    /// Its elements, in their order and shape.
+    Same,
+    Transpose,
+    /// Some of its elements, or all in another shape.
+    Other,
+    /// It computes.
+    None,
+}
+
+impl View {
+    /// That of a value of this name.
+    fn of(name: &str) -> View {
+        match operation(name) {
+            "alias" | "clone" | "contiguous" | "detach" | "dropout" | "to" | "_to_copy"
+            | "type_as" => View::Same,
+            "permute" | "t" | "transpose" | "numpy_t" => View::Transpose,
+            "expand" | "flatten" | "getitem" | "reshape" | "select" | "slice" | "squeeze"
+            | "unsqueeze" | "_unsafe_view" | "view" => View::Other,
+            _ => View::None,
+        }
+    }
 }
 
 /// Whether a value is a constant of PyTorch's program.

@@ -25,8 +25,10 @@ impl<'a> Importer<'a> {
     pub(super) fn initializers(&mut self) {
         let data: HashSet<&str> = self.inputs.iter().map(|i| i.name.as_str()).collect();
         let nodes: Vec<&NodeProto> = self.nodes.iter().map(|(_, n)| *n).collect();
-        let trainable =
-            trainable::Trainable::new(self.source, &nodes, &data, self.from_pytorch, self.options);
+        let restored: HashSet<String> =
+            self.restored.names().into_iter().map(str::to_string).collect();
+        let from = (self.from_pytorch, &restored);
+        let trainable = trainable::Trainable::new(self.source, &nodes, &data, from, self.options);
         let mut needed: HashSet<&str> = nodes.iter().flat_map(|n| operands(n)).collect();
         needed.extend(self.source.output.iter().map(|o| o.name.as_str()));
         let tied = self.tied(&trainable);
@@ -85,6 +87,7 @@ impl<'a> Importer<'a> {
         self.unreached(&unreached, |name| trainable.is_reaching(name));
         self.tie(tied);
         self.restore_parameters(&trainable);
+        self.restore_packed(&trainable);
         self.computed();
         self.missing_parameters(&trainable);
     }
@@ -183,7 +186,7 @@ impl<'a> Importer<'a> {
     }
 
     /// Adds a parameter that no initializer has the name of; `place` is what holds or stands beside it.
-    fn restore(
+    pub(super) fn restore(
         &mut self,
         name: &str,
         place: &str,
@@ -231,6 +234,9 @@ impl<'a> Importer<'a> {
     ) -> Option<Bound> {
         if self.restored.is_constant(place, i) {
             return self.constant_operand(place, i, origin);
+        }
+        if let Some(packed) = self.restored.packed(place, i).cloned() {
+            return self.packed_operand(&packed, origin);
         }
         let parameter = self.restored.parameter(place, i)?;
         let value = match self.values.get(parameter.name.as_str()) {

@@ -20,6 +20,7 @@ pub mod messages;
 mod ops;
 mod opset;
 mod order;
+mod recurrent;
 mod restore;
 mod scope;
 mod selected;
@@ -34,6 +35,7 @@ mod unreached;
 mod unread;
 
 pub use opset::SUPPORTED as SUPPORTED_OPSETS;
+pub(crate) use recurrent::Packed;
 pub(crate) use restore::{Replacement, Restored};
 pub(crate) use subgraph::operands;
 

@@ -6,8 +6,9 @@
 
 use super::calls::{Calls, Parameter, Reading, Slot};
 use super::messages::GraphProto;
+use super::recurrent::Packed;
 use super::trainable::places;
-use super::{scope, shared};
+use super::{recurrent, scope, shared};
 use crate::import::limits::Budget;
 use frit_ir::Diagnostic;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -38,6 +39,8 @@ pub(crate) struct Restored {
     parameters: HashMap<(usize, usize), Parameter>,
     /// Operands that are constants, although a parameter of the same first values is stored in their place, with their names.
     constants: HashMap<(usize, usize), Option<String>>,
+    /// What the tensors of recurrent layers hold, by position of the node and the operand.
+    packed: HashMap<(usize, usize), Packed>,
     /// The all-zero bias that the exporter dropped from a matmul, by position of the node.
     zero_biases: HashMap<usize, String>,
     /// Initializers that some operand stands for under their own name, or as no parameter.
@@ -94,7 +97,17 @@ impl Restored {
         let mut restored = Restored { is_optimized: calls.is_optimized(), ..Restored::default() };
         let graph = calls.graph;
         let stored: HashSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
+        // Of each call so far.
+        let mut layers: HashMap<&str, usize> = HashMap::new();
         for (place, node) in graph.node.iter().enumerate() {
+            if let Some(call) = &calls.calls[place]
+                && recurrent::is_layer(&node.op_type)
+            {
+                let layer = layers.entry(call.text).or_default();
+                let packed = Packed::of(calls, place, *layer).into_iter();
+                restored.packed.extend(packed.map(|(i, packed)| ((place, i), packed)));
+                *layer += 1;
+            }
             let has_bias = matches!(node.op_type.as_str(), "Gemm" | "Conv" | "ConvTranspose");
             if has_bias
                 && node.input.len() == 2
@@ -105,6 +118,9 @@ impl Restored {
                 restored.zero_biases.insert(place, name.into());
             }
             for (i, operand) in super::operands(node).into_iter().enumerate() {
+                if restored.packed.contains_key(&(place, i)) {
+                    continue;
+                }
                 // What is behind the operands is read by graphs inside the node.
                 match calls.reading(place, i).unwrap_or(Reading::Own) {
                     Reading::Own => _ = restored.kept.insert(operand.into()),
@@ -152,6 +168,7 @@ impl Restored {
                 let Some(dims) = calls.stored.get(operand.as_str()) else { continue };
                 let slot = calls.slot(place, i);
                 if self.parameters.contains_key(&(place, i))
+                    || self.packed.contains_key(&(place, i))
                     || slot == Slot::Exporters
                     || calls.is_listed(operand)
                 {
@@ -253,13 +270,19 @@ impl Restored {
     fn missing(&self, calls: &Calls<'_>) -> HashMap<String, Vec<String>> {
         let graph = calls.graph;
         let stored: HashSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
-        let found = self.parameters.values().map(|p| &p.name).chain(self.zero_biases.values());
-        let found: HashSet<&str> = found.map(String::as_str).collect();
+        let found = self.names();
         let mut missing: HashMap<String, Vec<String>> = HashMap::new();
         for name in calls.parameters().filter(|n| !stored.contains(n) && !found.contains(n)) {
             missing.entry(module_of(name).into()).or_default().push(name.into());
         }
         missing
+    }
+
+    /// The parameters that operands stand for under other names.
+    pub(super) fn names(&self) -> HashSet<&str> {
+        let packed = self.packed.values().flat_map(|packed| &packed.parameters);
+        let found = self.parameters.values().map(|p| &p.name).chain(self.zero_biases.values());
+        found.chain(packed).map(String::as_str).collect()
     }
 
     /// The operands that stand for a parameter of another name, in the order of the nodes.
@@ -272,6 +295,13 @@ impl Restored {
         let zeros = zeros.map(|(&node, name)| of((&(node, 2), &Parameter::new(name))));
         let mut found: Vec<Replacement> = self.parameters.iter().map(of).chain(zeros).collect();
         found.sort_by_key(|r| (r.node, r.operand));
+        found
+    }
+
+    /// The operands that are tensors of recurrent layers, in the order of the nodes.
+    pub(crate) fn all_packed(&self) -> Vec<((usize, usize), &Packed)> {
+        let mut found: Vec<_> = self.packed.iter().map(|(at, packed)| (*at, packed)).collect();
+        found.sort_unstable_by_key(|(at, _)| *at);
         found
     }
 
@@ -293,6 +323,11 @@ impl Restored {
         self.parameters.get(&(node, operand))
     }
 
+    /// What the operand, a tensor of a recurrent layer, holds.
+    pub(super) fn packed(&self, node: usize, operand: usize) -> Option<&Packed> {
+        self.packed.get(&(node, operand))
+    }
+
     /// Whether the operand is a constant that is stored as a parameter.
     pub(super) fn is_constant(&self, node: usize, operand: usize) -> bool {
         self.constants.contains_key(&(node, operand))
@@ -300,7 +335,9 @@ impl Restored {
 
     /// Whether the exporter's optimization changed what the graph reads.
     pub(super) fn is_optimized(&self) -> bool {
-        self.is_optimized || !self.parameters.is_empty() || !self.zero_biases.is_empty()
+        let restores =
+            !self.parameters.is_empty() || !self.packed.is_empty() || !self.zero_biases.is_empty();
+        self.is_optimized || restores
     }
 
     /// Whether a call names the parameter.
@@ -325,7 +362,9 @@ impl Restored {
 
     /// Whether an initializer stands for itself somewhere, or nothing is known of it.
     pub(super) fn keeps(&self, initializer: &str) -> bool {
-        (self.parameters.is_empty() && self.constants.is_empty()) || self.kept.contains(initializer)
+        let replaces_none =
+            self.parameters.is_empty() && self.packed.is_empty() && self.constants.is_empty();
+        replaces_none || self.kept.contains(initializer)
     }
 }
 

@@ -18,6 +18,8 @@ use std::collections::{HashMap, HashSet};
 
 /// Pairs of a table and a weight that are compared at most.
 const MAX_PAIRS: usize = 1 << 12;
+/// Elements by which transposed matrices are looked up.
+const STARTS: usize = 16;
 
 impl<'a> Importer<'a> {
     /// The initializers that are copies of a table, if the model has such; as one parameter only if
@@ -95,13 +97,22 @@ impl<'a> Importer<'a> {
         };
         let tables: Vec<&TensorProto> = stored.iter().filter(is_parameter).collect();
         let copies: Vec<&TensorProto> = stored.iter().filter(is_turned).collect();
+        // Only those are compared whose first elements fit.
+        let mut by_start: HashMap<(Vec<i64>, Vec<u8>), Vec<&TensorProto>> = HashMap::new();
+        for table in tables.into_iter().filter(|t| t.dims.len() == 2) {
+            let dims = table.dims.iter().rev().copied().collect();
+            if let Some(start) = self.start(table, true) {
+                by_start.entry((dims, start)).or_default().push(table);
+            }
+        }
         let mut pairs = 0;
         let mut found = Vec::new();
         for copy in copies {
-            for table in &tables {
-                let fits = table.dims.len() == 2 && table.dims.iter().rev().eq(&copy.dims);
-                if !fits || table.data_type != copy.data_type || pairs == MAX_PAIRS {
-                    continue;
+            let Some(start) = self.start(copy, false) else { continue };
+            let tables = by_start.get(&(copy.dims.clone(), start)).into_iter().flatten();
+            for table in tables.filter(|t| t.data_type == copy.data_type) {
+                if pairs == MAX_PAIRS {
+                    break;
                 }
                 pairs += 1;
                 let read = [table, copy].map(|proto| tensor::read(proto, &mut self.files));
@@ -114,6 +125,16 @@ impl<'a> Importer<'a> {
             }
         }
         found
+    }
+
+    /// The first elements of the first row of a matrix, or of its first column.
+    fn start(&mut self, proto: &TensorProto, of_column: bool) -> Option<Vec<u8>> {
+        let stored = tensor::read(proto, &mut self.files).ok()?;
+        let &[rows, columns] = stored.ty.shape.dims() else { return None };
+        let (n, step) = if of_column { (rows, columns) } else { (columns, 1) };
+        let size = stored.ty.dtype.size();
+        let elements = (0..n.min(STARTS)).map(|i| &stored.bytes[i * step * size..][..size]);
+        Some(elements.flatten().copied().collect())
     }
 
     /// Gives the copies the value of their table.

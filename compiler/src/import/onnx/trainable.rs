@@ -62,6 +62,9 @@ pub(super) struct Trainable<'a> {
     from_torchscript: bool,
     /// The exporter's kind of each tensor, such as `PARAMETER` or `BUFFER`.
     signature: HashMap<String, String>,
+    /// Whether parameters of the signature are in the graph under no known name, so that what the signature does not list may be made
+    /// of them.
+    lacks_parameters: bool,
     /// Whether the module trains a parameter, where the signature says so.
     requires_grad: HashMap<String, bool>,
     statistics: HashSet<&'a str>,
@@ -86,17 +89,22 @@ pub(super) struct Trainable<'a> {
 }
 
 impl<'a> Trainable<'a> {
-    /// Gathers the facts; `nodes` in topological order, `from_pytorch` if PyTorch wrote the model.
+    /// Gathers the facts; `nodes` in topological order, `from_pytorch` if PyTorch wrote the model, `restored` the parameters that are
+    /// stored under other names.
     pub(super) fn new(
         graph: &'a GraphProto,
         nodes: &[&'a NodeProto],
         data: &HashSet<&str>,
-        from_pytorch: bool,
+        (from_pytorch, restored): (bool, &HashSet<String>),
         options: &'a ImportOptions,
     ) -> Self {
         let text = graph.metadata_props.iter().find(|e| e.key == SIGNATURE);
         let signature = text.map_or_else(HashMap::new, |e| read_signature(&e.value));
         let requires_grad = text.map_or_else(HashMap::new, |e| read_requires_grad(&e.value));
+        let stored: HashSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
+        let lacks_parameters = signature.iter().any(|(name, kind)| {
+            kind == "PARAMETER" && !stored.contains(name.as_str()) && !restored.contains(name)
+        });
         let copied = copied(nodes);
         // A module that is called again reads what the call before left, which the exporter writes as a copy.
         let source_of = |name: &'a String| {
@@ -155,6 +163,7 @@ impl<'a> Trainable<'a> {
             options,
             from_torchscript: from_pytorch && signature.is_empty(),
             signature,
+            lacks_parameters,
             requires_grad,
             statistics,
             class_weights,
@@ -316,11 +325,11 @@ impl Trainable<'_> {
         self.is_module_tensor(name) && matches!(last, "running_mean" | "running_var")
     }
 
-    /// Whether an initializer that the exporter does not list is what its optimization made of a parameter: the weight
+    /// Whether an initializer that the exporter does not list is what its optimization made of a parameter that is gone: the weight
     /// of a matmul, the bias of a convolution, or a lookup of an embedding at fixed positions.
     fn is_folded_weight(&self, name: &str) -> bool {
         let is_operand = self.weights.contains(name) || self.biases.contains(name);
-        is_operand || name.starts_with("embedding")
+        self.lacks_parameters && (is_operand || name.starts_with("embedding"))
     }
 
     /// Whether this is a `[1, N]` of zeros that is added to what becomes an output, as the

@@ -84,7 +84,11 @@ pub(crate) fn results(
     operands: &[Operand],
     types: &[&TensorType],
 ) -> Vec<TermId> {
-    if t.before_gradients && is_of_gradients(op) {
+    if t.before_gradients && *op == Op::Unary(UnaryFn::Detach) {
+        let function = Function { name: "detach", attributes: [0; 2] };
+        return vec![t.function(function, &[operands[0].term])];
+    }
+    if t.before_gradients && matches!(op, Op::CustomGradient(_)) {
         return layout::opaque(t, op, operands, types);
     }
     if t.before_gradients
@@ -161,11 +165,6 @@ pub(crate) fn scaled_cast(
     }
     let scaled = t.scale(x, factor);
     if t.algebra == Algebra::Rounded { rounded(t, scaled, to) } else { scaled }
-}
-
-/// Whether an operation says what gradients are.
-fn is_of_gradients(op: &Op) -> bool {
-    matches!(op, Op::CustomGradient(_) | Op::Unary(UnaryFn::Detach))
 }
 
 /// The results before they are rounded to their dtypes.

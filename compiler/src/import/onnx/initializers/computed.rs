@@ -129,10 +129,12 @@ impl Constant {
         (sample.len() > 1).then(|| Constant { name: name.into(), values, sample })
     }
 
-    /// Whether all of the elements that are looked for are some of these.
+    /// Whether all of the elements that are looked for are some of these. Numbers of few bits, such as powers of two, are among those of
+    /// every parameter that was rounded.
     fn is_part_of(&self, parameter: &[f32]) -> bool {
+        let long = self.sample.iter().filter(|x| **x & 0xffff != 0).count();
         let found = parameter.iter().map(|x| x.to_bits()).filter(|x| self.sample.contains(x));
-        self.sample.len() >= LEAST_DISTINCT
+        long >= LEAST_DISTINCT
             && self.values.len() <= parameter.len()
             && found.collect::<HashSet<u32>>().len() == self.sample.len()
     }
