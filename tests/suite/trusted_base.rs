@@ -23,6 +23,7 @@ const PARTS: [Part; 9] = [
             "passes/verify/src/index.rs",
             "passes/verify/src/lib.rs",
             "passes/verify/src/integer.rs",
+            "passes/verify/src/mask.rs",
             "passes/verify/src/name.rs",
             "passes/verify/src/operation.rs",
             "passes/verify/src/order.rs",

@@ -419,7 +419,7 @@ impl Terms {
                 None => written.push((part, factor.value())),
             }
         }
-        let (mut factors, mut is_choice) = (vec![], false);
+        let mut factors = vec![];
         for (part, factor) in written {
             let power = match self.get(part).clone() {
                 // e to the power of a choice is a choice of powers.
@@ -428,7 +428,6 @@ impl Terms {
                     let (a, b) = (self.scale(a, factor), self.scale(b, factor));
                     let (a, b) = (self.exp(a), self.exp(b));
                     factors.push((self.select(condition, a, b), 1.0));
-                    is_choice = true;
                     continue;
                 }
                 Term::Apply(f, operands) if f.name == "log" => operands[0],
@@ -438,7 +437,7 @@ impl Terms {
         }
         factors.push((self.constant(constant.exp()), 1.0));
         let product = self.product(&factors);
-        if is_choice { self.with_one_mask(product) } else { product }
+        self.with_one_mask(product)
     }
 
     /// 1 + e⁻ˣ as e⁻ˣ and 1 + eˣ, of which the second is the one that is written.

@@ -1,9 +1,10 @@
-//! Masks that are known: tables of truth values, and bounds of indices beside them, as one table.
+//! What is known of the weights of a softmax: tables of truth values, bounds of indices and powers of e of constants, as one table.
 //!
-//! Whether a graph excludes scores by two constant masks or by their conjunction, what is left of them is the same.
+//! Whether a graph excludes scores by two constant masks or by their conjunction, or adds two constants to them or their sum, what is
+//! left of them is the same.
 
 use crate::index::{Affine, Atom, Ix, Var};
-use crate::lemmas::truths_of_values;
+use crate::lemmas::{scores_of_values, truths_of_values};
 use crate::term::{Number, Term, TermId, Terms};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -11,32 +12,41 @@ use std::rc::Rc;
 /// Larger tables are not made.
 const MOST: usize = 1 << 22;
 
-/// A factor of known truth values.
+/// A factor of known values.
 enum Known {
     /// Of a constant c at these indices; or of its negation, which is 1 times 1 − c, or −1 times c − 1.
     Table { sizes: Vec<usize>, values: Rc<[f64]>, at: Rc<[Ix]>, negation: Option<i8> },
     /// Of an index that is not negative.
     Bound(Ix),
+    /// Of e to the power of a multiple of a constant at these indices.
+    Power { sizes: Vec<usize>, values: Rc<[f64]>, at: Rc<[Ix]>, factor: f64 },
 }
 
 impl Known {
     fn indices(&self) -> &[Ix] {
         match self {
-            Known::Table { at, .. } => at,
+            Known::Table { at, .. } | Known::Power { at, .. } => at,
             Known::Bound(ix) => std::slice::from_ref(ix),
         }
     }
 
-    /// Whether it holds at these indices; none outside of the table.
-    fn holds(&self, mut at: impl Iterator<Item = i64>) -> Option<bool> {
+    /// Its logarithm at these indices, −∞ where a truth does not hold; none outside of the table.
+    fn logarithm(&self, at: impl Iterator<Item = i64>) -> Option<f64> {
+        let truth = |holds: bool| if holds { 0.0 } else { f64::NEG_INFINITY };
+        let element = |sizes: &[usize], at: &mut dyn Iterator<Item = i64>| {
+            sizes.iter().try_fold(0, |all, n| {
+                let i = usize::try_from(at.next()?).ok().filter(|i| i < n)?;
+                Some(all * n + i)
+            })
+        };
+        let mut at = at;
         match self {
-            Known::Bound(_) => at.next().map(|ix| ix >= 0),
+            Known::Bound(_) => at.next().map(|ix| truth(ix >= 0)),
             Known::Table { sizes, values, negation, .. } => {
-                let element = at.zip(sizes).try_fold(0, |all, (ix, n)| {
-                    let i = usize::try_from(ix).ok().filter(|i| i < n)?;
-                    Some(all * n + i)
-                });
-                Some((values[element?] != 0.0) != negation.is_some())
+                Some(truth((values[element(sizes, &mut at)?] != 0.0) != negation.is_some()))
+            }
+            Known::Power { sizes, values, factor, .. } => {
+                Some(factor * values[element(sizes, &mut at)?])
             }
         }
     }
@@ -55,11 +65,13 @@ impl Linear {
 }
 
 impl Terms {
-    /// The product, of whose factors the tables of truth values, if there are any, are one with all other known truths.
+    /// The product, of whose known factors, if one is of a table, all are one.
     pub(crate) fn with_one_mask(&mut self, product: TermId) -> TermId {
         if let Some(found) = self.masked.get(&product) {
             return *found;
         }
+        // The table itself may be such a product.
+        self.masked.insert(product, product);
         let joined = self.masked_by_one(product);
         self.masked.insert(product, joined);
         joined
@@ -68,8 +80,8 @@ impl Terms {
     fn masked_by_one(&mut self, product: TermId) -> TermId {
         let (number, scaled) = self.content(product);
         let Term::Product(factors) = self.get(scaled).clone() else { return product };
-        let known: Vec<Option<Known>> = factors.iter().map(|f| self.known_truth(*f)).collect();
-        let is_table = |known: &Option<Known>| matches!(known, Some(Known::Table { .. }));
+        let known: Vec<Option<Known>> = factors.iter().map(|f| self.known(*f)).collect();
+        let is_table = |known: &Option<Known>| !matches!(known, None | Some(Known::Bound(_)));
         if known.iter().flatten().count() < 2 || !known.iter().any(is_table) {
             return product;
         }
@@ -88,18 +100,18 @@ impl Terms {
         let mut place = vec![0_i64; vars.len()];
         let mut values = Vec::with_capacity(volume);
         for _ in 0..volume {
-            let mut all = true;
+            let mut sum = 0.0;
             for (known, indices) in &indices {
-                match known.holds(indices.iter().map(|index| index.at(&place))) {
-                    Some(true) => {}
-                    Some(false) => {
-                        all = false;
+                match known.logarithm(indices.iter().map(|index| index.at(&place))) {
+                    Some(f64::NEG_INFINITY) => {
+                        sum = f64::NEG_INFINITY;
                         break;
                     }
+                    Some(logarithm) => sum += logarithm,
                     None => return product,
                 }
             }
-            values.push(f64::from(all));
+            values.push(sum);
             for (at, n) in place.iter_mut().zip(&sizes).rev() {
                 *at += 1;
                 if *at < *n as i64 {
@@ -108,9 +120,20 @@ impl Terms {
                 *at = 0;
             }
         }
-        let table = truths_of_values(self, &sizes, values);
         let at: Vec<Ix> = vars.iter().map(|var| self.atom(Atom::Var(*var))).collect();
-        let table = self.at(table, &sizes, &at);
+        let is_kept = |x: &f64| *x != f64::NEG_INFINITY;
+        let table = if known.iter().flatten().any(|k| matches!(k, Known::Power { .. })) {
+            if !values.iter().any(is_kept) {
+                return product;
+            }
+            let scores = scores_of_values(self, &sizes, values);
+            let scores = self.at(scores, &sizes, &at);
+            self.exp(scores)
+        } else {
+            let truths = values.iter().map(|x| f64::from(is_kept(x))).collect();
+            let truths = truths_of_values(self, &sizes, truths);
+            self.at(truths, &sizes, &at)
+        };
         let others = factors.iter().zip(&known).filter(|(_, known)| known.is_none());
         let mut all: Vec<(TermId, f64)> = others.map(|((t, e), _)| (*t, e.value())).collect();
         all.push((table, 1.0));
@@ -120,8 +143,12 @@ impl Terms {
         self.scale(all, if minus { -number } else { number })
     }
 
-    /// The known truth that a factor is, if it is one of variables that are all bounded.
-    fn known_truth(&self, (factor, exponent): (TermId, Number)) -> Option<Known> {
+    /// What is known of a factor, if all of its variables are bounded.
+    fn known(&self, (factor, exponent): (TermId, Number)) -> Option<Known> {
+        if let Term::Apply(f, operands) = self.get(factor) {
+            let (sizes, values, at) = (f.name == "exp").then(|| self.table(operands[0]))??;
+            return Some(Known::Power { sizes, values, at, factor: exponent.value() });
+        }
         if exponent != Number::ONE {
             return None;
         }
@@ -133,22 +160,25 @@ impl Terms {
             },
             _ => (factor, None),
         };
-        match self.get(term) {
-            Term::NotNegative(ix) if negation.is_none() => {
-                self.is_of_axes(*ix).then_some(Known::Bound(*ix))
-            }
-            Term::Leaf(leaf, at) if at.iter().all(|ix| self.is_of_axes(*ix)) => {
-                let mut tables = self.constants.iter().flat_map(|(sizes, of_sizes)| {
-                    of_sizes.iter().map(move |(tensor, leaf)| (sizes, tensor, leaf))
-                });
-                let (sizes, tensor, _) = tables.find(|(_, _, of)| *of == leaf)?;
-                let values: Rc<[f64]> = tensor.to_f64s().into();
-                let are_truths = values.iter().all(|x| *x == 0.0 || *x == 1.0);
-                let (sizes, at) = (sizes.clone(), at.clone());
-                are_truths.then_some(Known::Table { sizes, values, at, negation })
-            }
-            _ => None,
+        if let Term::NotNegative(ix) = self.get(term) {
+            return (negation.is_none() && self.is_of_axes(*ix)).then_some(Known::Bound(*ix));
         }
+        let (sizes, values, at) = self.table(term)?;
+        let are_truths = values.iter().all(|x| *x == 0.0 || *x == 1.0);
+        are_truths.then_some(Known::Table { sizes, values, at, negation })
+    }
+
+    /// The sizes and elements of a constant, and the indices at which it is read.
+    fn table(&self, term: TermId) -> Option<(Vec<usize>, Rc<[f64]>, Rc<[Ix]>)> {
+        let Term::Leaf(leaf, at) = self.get(term) else { return None };
+        if !at.iter().all(|ix| self.is_of_axes(*ix)) {
+            return None;
+        }
+        let mut tables = self.constants.iter().flat_map(|(sizes, of_sizes)| {
+            of_sizes.iter().map(move |(tensor, leaf)| (sizes, tensor, leaf))
+        });
+        let (sizes, tensor, _) = tables.find(|(_, _, of)| *of == leaf)?;
+        Some((sizes.clone(), tensor.to_f64s().into(), at.clone()))
     }
 
     /// Whether an index is a sum of multiples of variables whose extents are known.

@@ -66,6 +66,12 @@ pub(crate) fn truths_of_values(t: &mut Terms, sizes: &[usize], values: Vec<f64>)
     of_values(t, DType::Bool, sizes, values)
 }
 
+/// The element of a tensor of these scores, of which some may be −∞.
+pub(crate) fn scores_of_values(t: &mut Terms, sizes: &[usize], values: Vec<f64>) -> TermId {
+    let masked = mask(t, DType::F32, sizes, &values);
+    masked.unwrap_or_else(|| of_values(t, DType::F32, sizes, values))
+}
+
 /// The element of a tensor of these values.
 fn of_values(t: &mut Terms, dtype: DType, sizes: &[usize], values: Vec<f64>) -> TermId {
     let (sizes, axes, values) = without_repeats(t, sizes, values);
@@ -358,6 +364,26 @@ mod tests {
                 assert!(!is_equal(&[of(first), of(other)], &[third]));
             }
         }
+    }
+
+    #[test]
+    fn constants_may_be_added_to_scores_or_their_sum() {
+        let least = f64::from(f32::MIN);
+        let bias = |head: usize, row: usize, key: usize| ((head * 31 + row * 7 + key) as f64).sin();
+        let other = |row: usize, key: usize| ((row * 3 + key * 5) as f64).cos();
+        let mask = table(|_, row, key| if key <= row { 0.0 } else { least });
+        let (first, second) = (table(bias), table(|_, row, key| other(row, key)));
+        let sum = table(|head, row, key| bias(head, row, key) + other(row, key));
+        assert!(is_equal(&[first.clone(), second.clone()], std::slice::from_ref(&sum)));
+        assert!(!is_equal(&[first.clone(), second.clone()], std::slice::from_ref(&first)));
+        let masked = |sees: &dyn Fn(usize, usize) -> bool| {
+            table(|head, row, key| if sees(row, key) { bias(head, row, key) } else { least })
+        };
+        for order in [[first.clone(), mask.clone()], [mask.clone(), first.clone()]] {
+            assert!(is_equal(&order, &[masked(&|row, key| key <= row)]));
+            assert!(!is_equal(&order, &[masked(&|row, key| key < row || key == 0)]));
+        }
+        assert!(!is_equal(&[mask], &[masked(&|row, key| key <= row)]));
     }
 
     #[test]

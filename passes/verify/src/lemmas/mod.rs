@@ -22,7 +22,7 @@ use rustc_hash::{FxHashMap, FxHasher};
 use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 
-pub(crate) use constant::{constant, truths_of_values};
+pub(crate) use constant::{constant, scores_of_values, truths_of_values};
 pub(crate) use elementwise::extremum;
 pub(crate) use rounding::{ROUND, is_exact, rounded, rounded_by};
 
