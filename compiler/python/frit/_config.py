@@ -40,7 +40,7 @@ def settings(options):
     for name, value in options.items():
         if value is None:
             continue
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             for key, inner in value.items():
                 _one(f"{name}.{key}", inner, sets, tables)
         else:
@@ -49,7 +49,7 @@ def settings(options):
 
 
 def _one(key, value, sets, tables):
-    if isinstance(value, (list, tuple)) and value and all(isinstance(v, dict) for v in value):
+    if isinstance(value, (list, tuple)) and value and all(isinstance(v, Mapping) for v in value):
         for table in value:
             lines = [f"{json.dumps(str(k))} = {_toml(key, v)}" for k, v in table.items()]
             tables.append(f"[[{key}]]\n" + "\n".join(lines) + "\n")
@@ -61,7 +61,7 @@ def numbers_of(options):
     """The settings of a run, which are numbers: pairs of key and value."""
     pairs = []
     for name, value in options.items():
-        found = value.items() if isinstance(value, dict) else [(None, value)]
+        found = value.items() if isinstance(value, Mapping) else [(None, value)]
         for key, number in found:
             key = name if key is None else f"{name}.{key}"
             if not _is_number(number):

@@ -56,10 +56,13 @@ def compile(
         wanted = settings.get("loss", settings.get("loss.kind")) if loss is None else loss
         if file is None and "loss" in outputs and wanted in ("output", {"kind": "output"}):
             given = {**given, "loss.logits": "loss"}
-        sets, tables = _config.settings({**given, **_merged(given, settings)})
+        # What the module freezes stays frozen beside what is listed, which may be in the file.
+        own = {key: value for key, value in given.items() if key != "params.frozen"}
+        sets, tables = _config.settings({**own, **settings})
         # Of several values of one key the last counts.
-        more, rows = _config.settings(_merged(given, asked))
-        return _frit.compile(path, directory, file, tables + rows, sets + more, dict(bind or {}))
+        more, rows = _config.settings(asked)
+        written = (file, tables + rows, sets + more)
+        return _frit.compile(path, directory, written, given.get("params.frozen", []), dict(bind or {}))
 
     given = ()
     if module is not None:
@@ -76,15 +79,6 @@ def compile(
         where = f" (at {found['scope'] or found['node']})" if found["scope"] or found["node"] else ""
         warn(f"[{found['code']}] {found['message']}{where}; {found['remedy']}", stacklevel=2)
     return Plan(directory, holder if output is None or module is not None else None, module, given)
-
-
-def _merged(given, asked):
-    """What was asked for; frozen parameters of a module stay frozen beside those that are listed."""
-    params = asked.get("params")
-    frozen = given.get("params.frozen")
-    if frozen and isinstance(params, dict) and "frozen" in params:
-        asked = {**asked, "params": {**params, "frozen": [*frozen, *params["frozen"]]}}
-    return asked
 
 
 def load(directory):

@@ -29,21 +29,27 @@ impl Observer for Cancelled {
     }
 }
 
-/// Compiles the model at `model` into the plan directory `output`. The configuration is the file `config`, then the
-/// TOML text `tables`, then `sets`, each `key=value`; `binds` are sizes of symbolic dimensions. Returns the warnings.
+/// A configuration: a file, then TOML text, then settings, each `key=value`.
+type Written = (Option<PathBuf>, String, Vec<String>);
+
+/// Compiles the model at `model` into the plan directory `output`. The parameters `frozen` are so beside those that the
+/// configuration names; `binds` are sizes of symbolic dimensions. Returns the warnings.
 #[pyfunction]
-#[pyo3(signature = (model, output, config, tables, sets, binds))]
+#[pyo3(signature = (model, output, config, frozen, binds))]
 pub(crate) fn compile<'py>(
     py: Python<'py>,
     model: PathBuf,
     output: PathBuf,
-    config: Option<PathBuf>,
-    tables: &str,
-    sets: Vec<String>,
+    config: Written,
+    frozen: Vec<String>,
     binds: BTreeMap<String, usize>,
 ) -> PyResult<Vec<Bound<'py, PyDict>>> {
     let refuse = |report: Report| error::of_report(py, &report);
-    let config = read(config.as_deref(), tables, &sets).map_err(refuse)?;
+    let mut config = read(&config).map_err(refuse)?;
+    // A list that is set replaces the one before it, also that of the file.
+    let patterns = &mut config.params.frozen;
+    let more: Vec<String> = frozen.into_iter().filter(|name| !patterns.contains(name)).collect();
+    patterns.extend(more);
     let request = Request { model, binds, evaluation: true, ..Request::default() };
     let cancelled = Arc::new(AtomicBool::new(false));
     let mut observer = Cancelled(Arc::clone(&cancelled));
@@ -74,7 +80,7 @@ pub(crate) fn compile<'py>(
     }
 }
 
-fn read(path: Option<&Path>, tables: &str, sets: &[String]) -> Result<Config, Report> {
+fn read((path, tables, sets): &Written) -> Result<Config, Report> {
     let Some(path) = path else { return Config::parse(tables, "config", sets) };
     let name = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|e| {

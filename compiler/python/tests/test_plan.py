@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from types import MappingProxyType
 
 import pytest
 from conftest import MODELS, command
@@ -45,6 +46,32 @@ def test_a_configuration_is_a_file_or_a_dict(mlp, tmp_path):
         mlp.compile(config={"optimizer": {"kin": "sgd"}})
     with pytest.warns(frit.FritWarning, match="W053.*optimizer.momentum"):
         mlp.compile(config={"optimizer": {"kind": "sgd", "momentum": 0.9}})
+
+
+def test_what_a_module_freezes_stays_frozen(tmp_path):
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    module[0].weight.requires_grad_(False)
+    file = tmp_path / "train.toml"
+    file.write_text('[params]\nfrozen = ["1.weight"]\n')
+
+    def frozen(**options):
+        plan = frit.compile(module, torch.zeros(2, 4), loss="mse", **options)
+        return {row["parameter"] for row in plan.units if row["kind"] == "frozen"}
+
+    assert frozen() == {"0.weight"}
+    listed = ["1.weight"]
+    for options in (
+        {"config": file},
+        {"config": {"params.frozen": listed}},
+        {"config": {"params": {"frozen": listed}}},
+        {"config": MappingProxyType({"params": MappingProxyType({"frozen": listed})})},
+        {"params.frozen": listed},
+        {"params": {"frozen": listed}},
+    ):
+        assert frozen(**options) == {"0.weight", "1.weight"}, options
+    # An option still wins over the file.
+    assert frozen(config=file, **{"params.frozen": ["2.weight"]}) == {"0.weight", "2.weight"}
 
 
 def test_the_report_is_that_of_the_command_line(plan, tmp_path):
