@@ -116,6 +116,29 @@ fn processes_train_as_threads_do() {
 }
 
 #[test]
+fn only_rank_0_need_save_what_every_rank_has() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let saved = dir.path().join("saved.safetensors");
+    for (strategy, succeeds) in [("no_shard", true), ("full_shard", false)] {
+        let setting = format!("sharding.strategy={strategy}");
+        let plan = compiled(dir.path(), strategy, &[&setting]);
+        let port = free_port();
+        let rank = |r: usize| {
+            let save: &[&str] = if r == 0 { &["--save", text(&saved)] } else { &[] };
+            as_rank(r, run(&plan, &[&["--steps", "2"], save].concat()), "60", &port)
+        };
+        for output in ended((0..RANKS).map(rank).collect()) {
+            let said = message(&output);
+            assert_eq!(output.status.success(), succeeds, "{strategy}: {said}");
+            assert!(succeeds || said.contains("--save is not given on rank"), "{said}");
+        }
+        assert_eq!(saved.exists(), succeeds, "{strategy}");
+        // It is not there for the next.
+        let _ = std::fs::remove_file(&saved);
+    }
+}
+
+#[test]
 fn processes_evaluate_as_threads_do() {
     let dir = tempfile::tempdir().expect("a directory");
     let plan = compiled(dir.path(), "plan", &[]);

@@ -276,14 +276,18 @@ fn identity(training: &Training<'_>) -> Identity {
     for (name, value) in &training.hyper {
         identity.add(name, value);
     }
-    identity.add("the steps of its checkpoint", start);
+    let remedy =
+        "--checkpoint must be the same directory on all ranks, and --resume given to all or none";
+    identity.add_with("the step at which it begins", start, remedy);
     // Those of a trainer are as many as its caller gives.
     if let Steps::Files { data, .. } = &training.steps {
         identity.add("--steps", options.steps);
-        identity.add("the number of examples of --data", data.len());
+        let remedy = "--data must be the same files on all ranks";
+        identity.add_with("the number of examples of --data", data.len(), remedy);
     }
     if let Some(Examples(examples)) = validated {
-        identity.add("the number of batches of --validation", examples.batches());
+        let remedy = "--validation must be the same files on all ranks";
+        identity.add_with("the number of batches of --validation", examples.batches(), remedy);
     }
     let checkpoint = options.checkpoint.as_ref();
     identity.add_if("--checkpoint-every", checkpoint.and_then(|c| c.every));
@@ -294,11 +298,14 @@ fn identity(training: &Training<'_>) -> Identity {
         ("--weights", !options.weights.is_empty()),
         ("--checkpoint", checkpoint.is_some()),
         ("--trained-only", options.trained_only),
-        ("--save", options.save.is_some()),
-        ("--save-ema", options.save_ema.is_some()),
         ("--dump-grads", options.dump_grads.is_some()),
     ] {
         identity.add_option(option, is_given);
+    }
+    // Otherwise rank 0 has all that it saves, and what others are told to save does not matter.
+    if save::is_collective(&dir.plan, options.trained_only) {
+        identity.add_option("--save", options.save.is_some());
+        identity.add_option("--save-ema", options.save_ema.is_some());
     }
     identity
 }

@@ -79,6 +79,13 @@ pub(crate) fn gather(
     Ok(())
 }
 
+/// Whether the parameters that are saved are gathered from several ranks.
+pub(crate) fn is_collective(plan: &Plan, trained_only: bool) -> bool {
+    let wants = |param| !trained_only || plan.is_of_run(param);
+    let mut sharded = plan.groups.iter().filter(|g| g.sharded);
+    sharded.any(|g| g.segments.iter().any(|s| wants(s.param)))
+}
+
 /// The parameters as they are saved, gathered on rank 0; empty on others. Every rank must call it.
 ///
 /// # Errors

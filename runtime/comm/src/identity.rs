@@ -7,7 +7,10 @@ use std::fmt::{Display, Write};
 /// The value of what was not given.
 const NOT_GIVEN: &str = "not given";
 
-/// A plan and settings, as text: the hash of the plan, then a line for each setting.
+/// What to do if a setting differs that is an option.
+const SAME_OPTIONS: &str = "start every rank with the same options";
+
+/// A plan and settings, as text: the hash of the plan, then a line for each setting with its value and what to do if it differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity(String);
 
@@ -17,10 +20,15 @@ impl Identity {
         Identity(hash.into())
     }
 
-    /// Adds a setting.
+    /// Adds a setting, which is an option.
     pub fn add(&mut self, name: &str, value: impl Display) {
+        self.add_with(name, value, SAME_OPTIONS);
+    }
+
+    /// Adds what follows from files, with what to do if it differs.
+    pub fn add_with(&mut self, name: &str, value: impl Display, remedy: &str) {
         // Writing to a text does not fail.
-        let _ = write!(self.0, "\n{name}\t{value}");
+        let _ = write!(self.0, "\n{name}\t{value}\t{remedy}");
     }
 
     /// Adds a setting that has a value.
@@ -55,19 +63,32 @@ pub(super) fn difference(rank: usize, theirs: &str, own: &str) -> Option<String>
     let mut names: Vec<&str> = theirs.keys().chain(own.keys()).copied().collect();
     names.sort_unstable();
     names.dedup();
-    let differing = names.into_iter().filter_map(|name| {
-        let value = |of: &BTreeMap<&str, &str>| of.get(name).map_or(NOT_GIVEN, |v| *v).to_string();
-        let (theirs, own) = (value(&theirs), value(&own));
-        (theirs != own).then(|| format!("{name} is {theirs} on rank {rank} and {own} on rank 0"))
-    });
-    let differing: Vec<String> = differing.collect();
-    Some(format!("{}; start every rank with the same options", differing.join("; ")))
+    let (mut found, mut remedies) = (vec![], vec![]);
+    for name in names {
+        let value = |of: &Settings<'_>| of.get(name).map_or(NOT_GIVEN, |v| v.0).to_string();
+        let (their_value, own_value) = (value(&theirs), value(&own));
+        if their_value != own_value {
+            found.push(format!("{name} is {their_value} on rank {rank} and {own_value} on rank 0"));
+            let remedy = own.get(name).or(theirs.get(name)).map_or(SAME_OPTIONS, |v| v.1);
+            if !remedies.contains(&remedy) {
+                remedies.push(remedy);
+            }
+        }
+    }
+    Some(format!("{}; {}", found.join("; "), remedies.join("; ")))
 }
 
+/// Values of settings, and what to do if they differ, by name.
+type Settings<'a> = BTreeMap<&'a str, (&'a str, &'a str)>;
+
 /// The plan, and the settings by name.
-fn parts(text: &str) -> (&str, BTreeMap<&str, &str>) {
+fn parts(text: &str) -> (&str, Settings<'_>) {
     let (plan, settings) = text.split_once('\n').unwrap_or((text, ""));
-    (plan, settings.lines().filter_map(|line| line.split_once('\t')).collect())
+    let settings = settings.lines().filter_map(|line| {
+        let (name, rest) = line.split_once('\t')?;
+        Some((name, rest.split_once('\t')?))
+    });
+    (plan, settings.collect())
 }
 
 #[cfg(test)]
@@ -93,5 +114,19 @@ mod tests {
         let all = found(identity("abc", 5, false, Some(0.5))).unwrap_or_default();
         assert!(all.contains("--save is not given on rank 2 and given on rank 0; "), "{all}");
         assert!(all.contains("optimizer.lr is 0.5 on rank 2 and not given on rank 0"), "{all}");
+        assert_eq!(all.matches(SAME_OPTIONS).count(), 1, "{all}");
+    }
+
+    #[test]
+    fn what_follows_from_files_has_a_remedy_of_its_own() {
+        let identity = |start: usize| {
+            let mut identity = Identity::of_plan("abc");
+            identity.add("--steps", 5);
+            identity.add_with("the first step", start, "give all the same directory");
+            identity
+        };
+        let found = difference(1, identity(0).text(), identity(3).text());
+        let expected = "the first step is 0 on rank 1 and 3 on rank 0; give all the same directory";
+        assert_eq!(found.as_deref(), Some(expected));
     }
 }
