@@ -98,7 +98,7 @@ codes! {
     RunFailed = "E100": "a run could not start, or ended before its last step", "the message gives the reason", "plans_and_what_is_done_with_them";
     NotFinite = "E101": "`--check-numerics` found an infinity or NaN", "the notes name the first task and its operands", "a_run_that_only_skips_steps_or_loses_its_numbers_fails";
     NumericsFile = "E102": "the file of `precision.from_numerics` was not written by `frit run --numerics`", "measure again with `frit run --numerics FILE`", "plans_and_what_is_done_with_them";
-    Diverged = "E106": "a run failed to train: its loss is not finite, too many consecutive steps were skipped, or the gradients of all steps are zero", "check the data, the learning rate and what the loss reads; checkpoints are kept", "a_run_that_only_skips_steps_or_loses_its_numbers_fails";
+    Diverged = "E106": "a run failed to train: its loss is not finite, too many consecutive steps were skipped, or the gradients of all steps, 10 or more, are zero", "check the data, the learning rate and what the loss reads; checkpoints are kept", "a_run_that_only_skips_steps_or_loses_its_numbers_fails";
     GradientsDiffer = "E108": "`frit check-gradients` found a gradient function that differs from finite differences of its function", "of a straight-through estimator or a gradient reversal this is meant; correct any other", "gradients_are_checked_against_finite_differences";
     MachineLacks = "E107": "`frit doctor` found that something the plan needs is missing", "the notes list what was found, and where it was searched", "the_doctor_needs_no_gpu_and_fails_only_for_what_a_plan_lacks";
     ExportModel = "E110": "the ONNX model to export cannot be read as it was when compiled", "compile the model again", "plans_and_what_is_done_with_them";
@@ -125,7 +125,7 @@ codes! {
     DocumentsMix = "E240": "with `data.document_separator`, the model joins tokens otherwise than by attention, or reads no single sequence of tokens", "remove the key, and give each document an example of its own", "models_that_join_tokens_otherwise_are_refused";
     DropoutEscapes = "E230": "the mask of a dropout is read by an operation that evaluation needs", "use the result of the dropout as the operand instead", "masks_are_read_by_choices_and_casts_alone";
     // Warnings.
-    WeightsNotFinite = "W031": "parameters of the model have NaN, or infinity in one that trains", "correct the model, or start from other weights with `frit run --weights`", "weights_that_are_not_finite_are_said_before_the_first_step";
+    WeightsNotFinite = "W031": "parameters of the model have NaN, or infinity in one that trains", "correct the model, or start from other weights with `frit run --weights`; name masks that are parameters in `params.frozen`", "weights_that_are_not_finite_are_said_before_the_first_step";
     SettingUnused = "W053": "a setting that was written has no effect beside another", "the help says with which value of the other it has one; set that, or remove the key", "settings_that_have_no_effect_are_warned_of";
     ParametersMissing = "W030": "parameters of the PyTorch module, or a part of what reads them, are missing in the exported graph", "export with `optimize=False`", "parameters_that_an_exporter_computed_with_are_warned_of";
     BatchNormFolded = "W035": "batch normalizations were folded into convolutions and do not train", "export the module in training mode, without constant folding", "folded_batch_normalizations_are_warned_of";

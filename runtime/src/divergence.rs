@@ -2,15 +2,16 @@
 //!
 //! A step with non-finite gradients is skipped and changes no parameter; a few are normal, and dynamic loss scaling relies on
 //! them. A non-finite loss in a step that is taken ends the run at once, as do many consecutive skipped steps; nothing is saved
-//! then. A run that skipped all steps, whose last loss is not finite, or that began with the first step and never had a gradient
-//! other than zero, ends normally but is reported as failed. A single step, or the rest of a run that is resumed, may have none.
+//! then. A run that skipped all steps, whose last loss is not finite, or that began with the first step, took several and never
+//! had a gradient other than zero, ends normally but is reported as failed. A few steps, the part before an interruption, or the rest of
+//! a run that is resumed may have none.
 
 use std::fmt;
 
 /// Default number of consecutive skipped steps that end a run.
 pub const MAX_SKIPPED: usize = 100;
 
-/// Steps without a gradient after which a run is warned of; it goes on, since its data may differ later.
+/// Steps without a gradient after which a run is warned of, and has failed if it ends so; it goes on, since its data may differ later.
 pub(crate) const NO_GRADIENT: usize = 10;
 
 /// Why a run has failed; steps are numbered as in its metrics.
@@ -73,10 +74,9 @@ impl fmt::Display for Divergence {
                 f,
                 "every step was skipped ({steps}): the gradients are not finite, and no parameter has changed"
             ),
-            Divergence::NoGradient { steps } => write!(
-                f,
-                "nothing was learned: in all {steps} steps the gradients of all parameters are zero"
-            ),
+            Divergence::NoGradient { steps } => {
+                write!(f, "the norm of the gradients is zero in every step ({steps})")
+            }
             Divergence::LastLoss { step, loss } => {
                 write!(f, "the loss of the last step, step {step}, is {loss}")
             }
@@ -176,9 +176,10 @@ impl Judge {
         self.verdict.as_ref()
     }
 
-    /// The result at the end of the run.
-    pub(crate) fn verdict(self) -> Option<Divergence> {
-        let learned = !self.is_whole || self.steps < 2 || !self.learns_nothing();
+    /// The result at the end of the run, which may have been interrupted before its last step.
+    pub(crate) fn verdict(self, is_interrupted: bool) -> Option<Divergence> {
+        let is_judged = self.is_whole && !is_interrupted && self.steps >= NO_GRADIENT;
+        let learned = !is_judged || !self.learns_nothing();
         self.verdict.or(match self.last {
             Some(_) if self.skipped == self.steps => {
                 Some(Divergence::AllSkipped { steps: self.steps })
@@ -205,7 +206,7 @@ mod tests {
                 break;
             }
         }
-        (n, judge.verdict())
+        (n, judge.verdict(false))
     }
 
     #[test]
@@ -227,21 +228,23 @@ mod tests {
     }
 
     /// The result of a run with these gradients.
-    fn learned(is_whole: bool, norms: &[f64]) -> Option<Divergence> {
+    fn learned(is_whole: bool, is_interrupted: bool, norms: &[f64]) -> Option<Divergence> {
         let mut judge = Judge::new(3, is_whole);
         norms.iter().enumerate().for_each(|(i, norm)| judge.note(i, 1.0, *norm, false));
-        judge.verdict()
+        judge.verdict(is_interrupted)
     }
 
     #[test]
     fn a_run_without_any_gradient_has_failed() {
-        let nothing = Some(Divergence::NoGradient { steps: 2 });
-        assert_eq!(learned(true, &[0.0, 0.0]), nothing);
+        let none = [0.0; NO_GRADIENT];
+        let nothing = Some(Divergence::NoGradient { steps: NO_GRADIENT });
+        assert_eq!(learned(true, false, &none), nothing);
         assert!(nothing.is_some_and(|n| !n.is_final()));
-        assert_eq!(learned(true, &[0.0, 1e-9, 0.0]), None);
-        // One batch may give none, and the rest of a run that has learned.
-        assert_eq!(learned(true, &[0.0]), None);
-        assert_eq!(learned(false, &[0.0, 0.0]), None);
-        assert_eq!(learned(true, &[]), None);
+        assert_eq!(learned(true, false, &[&none[..], &[1e-9, 0.0]].concat()), None);
+        // A few batches may give none, what was interrupted, and the rest of a run that has learned.
+        assert_eq!(learned(true, false, &none[1..]), None);
+        assert_eq!(learned(true, true, &none), None);
+        assert_eq!(learned(false, false, &none), None);
+        assert_eq!(learned(true, false, &[]), None);
     }
 }

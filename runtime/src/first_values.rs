@@ -44,9 +44,19 @@ pub(crate) fn check(
     }
 }
 
-/// Whether a parameter is in a group that trains; in an evaluation, in one that does in training.
+/// Whether a parameter is in a group that trains. No group of an evaluation does, so that only NaN counts there.
 pub fn trains(plan: &Plan, param: ParamId) -> bool {
     plan.groups.iter().any(|g| g.trainable && g.segments.iter().any(|s| s.param == param))
+}
+
+/// More that can be done about such values, after a separator. A mask of infinities may be stored as a parameter.
+pub fn of_masks(values: impl IntoIterator<Item = f64>) -> &'static str {
+    match values.into_iter().any(f64::is_infinite) {
+        true => {
+            "; if it is a mask, which does not train, compile with its name in params.frozen or params.ignored"
+        }
+        false => "",
+    }
 }
 
 /// Where initial values are from.
@@ -65,7 +75,8 @@ impl Origin<'_> {
             Origin::Plan(path) => RunError::Plan {
                 path: path.into(),
                 reason: format!(
-                    "the initial value of {found}; correct the weights of the model and compile it again, or give others with --weights"
+                    "the initial value of {found}; correct the weights of the model and compile it again, or give others with --weights{}",
+                    of_masks([value])
                 ),
             },
             Origin::Checkpoint(path) => {
@@ -92,5 +103,7 @@ mod tests {
         let brains = [bf16::MAX.to_le_bytes(), bf16::NEG_INFINITY.to_le_bytes()].concat();
         assert_eq!(not_finite(&brains, DType::BF16, true), Some((1, f64::NEG_INFINITY)));
         assert_eq!(not_finite(&[0xFF; 8], DType::I64, true), None);
+        assert!(of_masks([f64::NAN, f64::NEG_INFINITY]).contains("params.frozen"));
+        assert_eq!(of_masks([f64::NAN]), "");
     }
 }

@@ -68,17 +68,10 @@ pub(crate) fn check(plan: &Plan, hyper: &[(String, f64)]) -> Result<(), RunError
 /// # Errors
 /// If it does not.
 pub(crate) fn check_schedule(plan: &Plan, effective: &[(String, f64)]) -> Result<(), RunError> {
-    let ends = plan.kernels.iter().flat_map(|kernel| kernel.body.nodes()).any(|(_, n)| {
-        matches!(&n.op, Op::LearningRate(op) if matches!(op.kind, ScheduleKind::Linear | ScheduleKind::Cosine))
-    });
-    let of = |name: &str| {
-        let given =
-            effective.iter().rev().find(|(given, _)| given == name).map(|(_, value)| *value);
-        given.or_else(|| plan.hyper.iter().find(|h| h.name == name).map(|h| h.value))
-    };
+    let of = |name| value(plan, effective, name);
     let total = "schedule.total_steps";
     match (of(total), of("schedule.warmup_steps")) {
-        (Some(steps), Some(warmup)) if ends && steps <= warmup => {
+        (Some(steps), Some(warmup)) if ends(plan) && steps <= warmup => {
             let expected = "above `schedule.warmup_steps`";
             Err(RunError::HyperValue { name: total.into(), value: steps, expected })
         }
@@ -86,17 +79,27 @@ pub(crate) fn check_schedule(plan: &Plan, effective: &[(String, f64)]) -> Result
     }
 }
 
-/// That the learning rate of every parameter is zero, in the hyper-parameters that are in effect.
+/// Whether the schedule leads from the base rate to `schedule.min_lr`.
+fn ends(plan: &Plan) -> bool {
+    plan.kernels.iter().flat_map(|kernel| kernel.body.nodes()).any(|(_, n)| {
+        matches!(&n.op, Op::LearningRate(op) if matches!(op.kind, ScheduleKind::Linear | ScheduleKind::Cosine))
+    })
+}
+
+/// A hyper-parameter as it is in effect; none if the plan does not have it.
+fn value(plan: &Plan, effective: &[(String, f64)], name: &str) -> Option<f64> {
+    let given = effective.iter().rev().find(|(given, _)| given == name).map(|(_, value)| *value);
+    given.or_else(|| plan.hyper.iter().find(|h| h.name == name).map(|h| h.value))
+}
+
+/// That the learning rate of every parameter is zero in all steps, in the hyper-parameters that are in effect.
 pub(crate) fn zero_rate(plan: &Plan, effective: &[(String, f64)]) -> Option<String> {
     let is_rate = |name: &str| name.starts_with("optimizer.") && name.ends_with("lr");
-    let of = |name: &str, value| {
-        let given = effective.iter().rev().find(|(given, _)| given == name);
-        given.map_or(value, |(_, value)| *value)
-    };
+    let is_zero = |name: &str| value(plan, effective, name).is_none_or(|value| value == 0.0);
     let mut rates = plan.hyper.iter().filter(|h| is_rate(&h.name)).peekable();
     rates.peek()?;
-    rates
-        .all(|h| of(&h.name, h.value) == 0.0)
+    let stays = !ends(plan) || is_zero("schedule.min_lr");
+    (stays && rates.all(|h| is_zero(&h.name)))
         .then(|| "optimizer.lr is 0: no step changes a parameter".into())
 }
 

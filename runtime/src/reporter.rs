@@ -99,10 +99,12 @@ impl<'a> Reporter<'a> {
         let steps = self.judge.steps();
         let is_unsaid = (1..NO_GRADIENT).contains(&steps) && self.judge.learns_nothing();
         self.outcome.report.skipped = self.judge.skipped;
-        let verdict = std::mem::take(&mut self.judge).verdict();
+        // A signal that ended the run is what it is reported with.
+        let is_interrupted = self.outcome.report.interrupted.is_some();
+        let verdict = std::mem::take(&mut self.judge).verdict(is_interrupted);
         if is_unsaid && verdict.is_none() {
             self.warn(format!(
-                "the gradients of {} are zero; {NO_GRADIENT_HELP}",
+                "the norm of the gradients is zero in {}; {NO_GRADIENT_HELP}",
                 match steps {
                     1 => "the only step".into(),
                     n => format!("all {n} steps"),
@@ -180,7 +182,7 @@ impl<'a> Reporter<'a> {
         self.judge.note(step, line.loss, line.grad_norm, line.skipped);
         if self.judge.steps() == NO_GRADIENT && self.judge.learns_nothing() {
             self.warn(format!(
-                "the gradients of the first {NO_GRADIENT} steps are zero: nothing is learned; {NO_GRADIENT_HELP}"
+                "the norm of the gradients is zero in the first {NO_GRADIENT} steps; {NO_GRADIENT_HELP}"
             ));
         }
         let recent = &self.outcome.report.seconds;

@@ -144,7 +144,7 @@ struct Found {
     /// Errors by parameter.
     misfits: BTreeMap<String, String>,
     /// Elements that are not finite, by parameter.
-    not_finite: BTreeMap<String, String>,
+    not_finite: BTreeMap<String, (String, f64)>,
     unknown: Vec<String>,
     notes: Vec<String>,
     /// Whether an error says which file a tensor is in.
@@ -222,7 +222,7 @@ impl Found {
                 match found {
                     Some((element, value)) => {
                         let what = format!("`{name}`{file} ({value} in element {element})");
-                        self.not_finite.insert(name.clone(), what);
+                        self.not_finite.insert(name.clone(), (what, value));
                     }
                     // That of an earlier file is replaced.
                     None => _ = self.not_finite.remove(name),
@@ -297,9 +297,13 @@ impl Found {
             .map(|(what, of)| listed(what, of))
             .collect();
         if found.is_empty() {
-            let all: Vec<String> = self.not_finite.values().cloned().collect();
-            let reason = || format!("{}; give finite weights", listed("not finite", &all));
-            return if all.is_empty() { Ok(()) } else { Err(RunError::data(path, reason())) };
+            let (all, values): (Vec<String>, Vec<f64>) = self.not_finite.values().cloned().unzip();
+            if all.is_empty() {
+                return Ok(());
+            }
+            let masks = first_values::of_masks(values);
+            let reason = format!("{}; give finite weights{masks}", listed("not finite", &all));
+            return Err(RunError::data(path, reason));
         }
         let help = "the files must contain the parameters of the plan under the names that --save writes, \
              or all below one other prefix";

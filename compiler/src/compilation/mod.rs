@@ -110,10 +110,11 @@ impl Compiled {
             let weight = self.weights.get(&param.name)?;
             let trains = first_values::trains(&self.plan, index);
             let found = first_values::not_finite(weight.bytes(), weight.ty.dtype, trains);
-            found
-                .map(|(element, value)| format!("`{}` is {value} in element {element}", param.name))
+            found.map(|(element, value)| {
+                (format!("`{}` is {value} in element {element}", param.name), value)
+            })
         });
-        let found: Vec<String> = found.collect();
+        let (found, values): (Vec<String>, Vec<f64>) = found.unzip();
         let message = match &found[..] {
             [] => return None,
             [one] => format!("not every weight is a finite number: {one}"),
@@ -125,7 +126,9 @@ impl Compiled {
             }
         };
         let diagnostic = Diagnostic::warning(Code::WeightsNotFinite, message);
-        let diagnostic = diagnostic.help("`frit run` refuses them: correct the model, or start from other weights with --weights");
+        let masks = first_values::of_masks(values);
+        let help = "`frit run` refuses them: correct the model, or start from other weights with --weights";
+        let diagnostic = diagnostic.help(format!("{help}{masks}"));
         Some(found.into_iter().skip(1).take(MAX_NOTES).fold(diagnostic, Diagnostic::note))
     }
 }
