@@ -161,8 +161,9 @@ fn of_loss(config: &Config, kinds: &[LossKind]) -> Option<String> {
     (!terms.iter().any(|term| kinds.contains(&term.kind))).then(|| words.join(" or "))
 }
 
-/// Warnings of the keys that were written in vain, with another value than 0, which says that there is no such thing. A configuration that writes every key, as plans store it, means those with
-/// another value than the default.
+/// Warnings of the keys that were written and have no effect. A value of 0 is not warned of: `momentum = 0` says that there is no
+/// momentum, which is so without an effect, too. A configuration that writes every key, as plans store it, means those with another
+/// value than the default.
 pub(super) fn find(config: &Config, written: &Written, values: &Values) -> Vec<Diagnostic> {
     if config.loss.kind == LossKind::None {
         // The configuration of a training is that of its evaluation, too.
@@ -180,7 +181,12 @@ pub(super) fn find(config: &Config, written: &Written, values: &Values) -> Vec<D
         found.filter(|(_, key)| is_meant(key) && !is_zero(key)).filter_map(|(rule, key)| {
             let (place, needs) = (written.get(key)?, (rule.needs)(config, key)?);
             let set = values.get(rule.by).map(Value::to_toml)?;
-            let message = format!("{place}`{key}` has no effect with `{}` = {set}", rule.by);
+            // The place of a `--set` names the key.
+            let subject = match place.starts_with("--set ") {
+                true => "it".into(),
+                false => format!("`{key}`"),
+            };
+            let message = format!("{place}{subject} has no effect with `{}` = {set}", rule.by);
             let help = format!("it is read with {needs}: set {} so, or remove the key", rule.by);
             Some(Diagnostic::warning(Code::SettingUnused, message).help(help))
         });

@@ -182,7 +182,8 @@ fn nothing_trains(graph: &Graph) -> Diagnostic {
         0 => (
             "no parameter is trained: the model has none".into(),
             "of an ONNX model only initializers train, not nodes `Constant`: export it with its weights as initializers, \
-             or set loss.kind = \"none\" to evaluate only",
+             from PyTorch with `torch.onnx.export(…, optimize=False)`, which otherwise merges or removes parameters; or set \
+             loss.kind = \"none\" to evaluate only",
         ),
         n => (
             format!("no parameter is trained, of {}", counted(n, "parameter")),

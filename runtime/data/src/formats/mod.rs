@@ -89,7 +89,7 @@ pub(crate) fn read(
         Some("parquet") => parquet::read(path, plan),
         Some("bin") => tokens::read(path, plan, tokens),
         other => {
-            let remedy = remedy(other.unwrap_or_default());
+            let remedy = remedy(path, other.unwrap_or_default());
             let reason = format!(
                 "unknown kind of data; use .safetensors, .parquet, .npz, .npy or .bin{remedy}"
             );
@@ -119,8 +119,33 @@ const REMEDIES: [(&[&str], &str); 4] = [
     ),
 ];
 
-/// What to do with a file of this extension, after a separator.
-fn remedy(extension: &str) -> String {
-    let found = REMEDIES.iter().find(|(kinds, _)| kinds.contains(&extension));
-    found.map(|(_, remedy)| format!("; {remedy}")).unwrap_or_default()
+/// What to do with a file of this extension, after a separator. What is compressed is told by the extension before that.
+fn remedy(path: &Path, extension: &str) -> String {
+    let inner = path.file_stem().map(Path::new).and_then(Path::extension);
+    let inner = inner.map(|e| e.to_string_lossy().to_lowercase()).filter(|_| extension == "gz");
+    let of = |kind: &str| REMEDIES.iter().find(|(kinds, _)| kinds.contains(&kind));
+    match inner.as_deref() {
+        Some("safetensors" | "npy" | "npz" | "parquet" | "bin") => "; gunzip it".into(),
+        inner => {
+            let found = inner.and_then(of).or_else(|| of(extension));
+            found.map(|(_, remedy)| format!("; {remedy}")).unwrap_or_default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_compressed_has_the_remedy_of_its_content() {
+        let of = |name: &str, extension: &str| remedy(Path::new(name), extension);
+        assert!(of("train.csv.gz", "gz").contains("read_csv"));
+        assert!(of("v1.TSV.gz", "gz").contains("read_csv"));
+        assert!(of("text.jsonl.gz", "gz").contains("frit tokenize"));
+        assert!(of("text.gz", "gz").contains("frit tokenize"));
+        assert_eq!(of("a.npy.gz", "gz"), "; gunzip it");
+        assert!(of("gz.csv", "csv").contains("read_csv"));
+        assert_eq!(of("a.csv.xyz", "xyz"), "");
+    }
 }
