@@ -124,7 +124,10 @@ fn only_rank_0_need_save_what_every_rank_has() {
         let plan = compiled(dir.path(), strategy, &[&setting]);
         let port = free_port();
         let rank = |r: usize| {
-            let save: &[&str] = if r == 0 { &["--save", text(&saved)] } else { &[] };
+            let save: &[&str] = match r {
+                0 => &["--save", text(&saved), "--trained-only"],
+                _ => &[],
+            };
             as_rank(r, run(&plan, &[&["--steps", "2"], save].concat()), "60", &port)
         };
         for output in ended((0..RANKS).map(rank).collect()) {

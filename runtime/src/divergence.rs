@@ -2,7 +2,7 @@
 //!
 //! A step with non-finite gradients is skipped and changes no parameter; a few are normal, and dynamic loss scaling relies on
 //! them. A non-finite loss in a step that is taken ends the run at once, as do many consecutive skipped steps; nothing is saved
-//! then. A run that skipped all steps, whose last loss is not finite, or that began with the first step, took several and never
+//! then. A run that skipped all steps, whose last loss is not finite, or that began with the first step, took ten or more and never
 //! had a gradient other than zero, ends normally but is reported as failed. A few steps, the part before an interruption, or the rest of
 //! a run that is resumed may have none.
 

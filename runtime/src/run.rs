@@ -297,7 +297,6 @@ fn identity(training: &Training<'_>) -> Identity {
     for (option, is_given) in [
         ("--weights", !options.weights.is_empty()),
         ("--checkpoint", checkpoint.is_some()),
-        ("--trained-only", options.trained_only),
         ("--dump-grads", options.dump_grads.is_some()),
     ] {
         identity.add_option(option, is_given);
@@ -306,6 +305,10 @@ fn identity(training: &Training<'_>) -> Identity {
     if save::is_collective(&dir.plan, options.trained_only) {
         identity.add_option("--save", options.save.is_some());
         identity.add_option("--save-ema", options.save_ema.is_some());
+    }
+    // It gathers what is left out, and decides what every rank writes of a checkpoint.
+    if checkpoint.is_some() || dir.plan.groups.iter().any(|g| g.sharded) {
+        identity.add_option("--trained-only", options.trained_only);
     }
     identity
 }
