@@ -12,7 +12,6 @@ pub mod export;
 pub mod gradient_check;
 pub mod import;
 pub mod lints;
-pub mod losses;
 pub mod metrics;
 pub mod pass_trace;
 pub mod pipeline;

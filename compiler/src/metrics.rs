@@ -4,7 +4,7 @@
 //! they fit, or to one output and its labels: `accuracy(OUTPUT, LABELS)`.
 
 use crate::config::Config;
-use crate::losses;
+use crate::config::losses;
 use frit_ir::plan::MetricKind;
 use frit_ir::{Code, Diagnostic};
 use frit_passes::loss::metrics::{Metric, fits};

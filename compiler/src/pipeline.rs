@@ -5,7 +5,7 @@
 use crate::config::Config;
 use crate::config::LossScale;
 use crate::config::choices;
-use crate::losses;
+use crate::config::losses;
 use crate::metrics;
 use crate::target::Backend;
 use frit_ir::ops::{MuonRule, OptimizerKind, ScheduleKind};

@@ -1,8 +1,8 @@
 //! What a configuration trains and how, for the certificate: read from its keys, not from the options of passes.
 
 use crate::config::choices::Decay;
+use crate::config::losses;
 use crate::config::{Config, LossScale};
-use crate::losses;
 use frit_ir::DType;
 use frit_ir::Diagnostic;
 use frit_ir::ops::MuonRule;

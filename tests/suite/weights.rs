@@ -157,7 +157,9 @@ fn files_of_something_else_are_refused() {
     write_f32(&at("more"), &borrowed);
     let refused = evaluate("more").expect_err("an adapter of another plan");
     assert!(refused.contains("`layer.lora_A`"), "{refused}");
-    for (weights, part) in [("more", "`layer.lora_A`"), ("others", "holds no `")] {
+    for (weights, part) in
+        [("more", "`layer.lora_A`"), ("others", "holds no parameter of the plan")]
+    {
         let trained =
             Trained::of_plan(&plan.path(), &at(weights)).unwrap_or_else(|e| panic!("{e}"));
         let refused = onnx(&trained, &Options::default(), &at("model.onnx"));

@@ -3,8 +3,8 @@
 use super::Config;
 use super::choices::BatchNorm;
 use super::kind::AUTO;
+use super::losses;
 use crate::diagnostics::Report;
-use crate::losses;
 use frit_ir::ops::reproducible::MAX_PIECES;
 use frit_ir::ops::{OptimizerKind, ScheduleKind};
 use frit_ir::plan::{DeviceType, Strategy};

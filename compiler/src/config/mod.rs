@@ -10,6 +10,7 @@ mod field;
 mod help;
 mod keys;
 mod kind;
+pub mod losses;
 mod print;
 mod read;
 mod schema;

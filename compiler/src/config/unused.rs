@@ -3,8 +3,8 @@
 use super::choices::{AdapterKind, Prefetch};
 use super::field::LossScale;
 use super::kind::Value;
+use super::losses;
 use super::{Config, KEYS, Values};
-use crate::losses;
 use frit_ir::ops::{OptimizerKind, ScheduleKind};
 use frit_ir::{Code, DType, Diagnostic};
 use frit_passes::loss::LossKind;

@@ -12,42 +12,51 @@ use std::rc::Rc;
 /// Larger tables are not made.
 const MOST: usize = 1 << 22;
 
+/// A constant, and the indices at which it is read.
+struct Table {
+    sizes: Vec<usize>,
+    values: Rc<[f64]>,
+    at: Rc<[Ix]>,
+}
+
+impl Table {
+    /// Its element; none outside.
+    fn element(&self, at: impl Iterator<Item = i64>) -> Option<f64> {
+        let place = at.zip(&self.sizes).try_fold(0, |all, (ix, n)| {
+            let i = usize::try_from(ix).ok().filter(|i| i < n)?;
+            Some(all * n + i)
+        });
+        Some(self.values[place?])
+    }
+}
+
 /// A factor of known values.
 enum Known {
-    /// Of a constant c at these indices; or of its negation, which is 1 times 1 − c, or −1 times c − 1.
-    Table { sizes: Vec<usize>, values: Rc<[f64]>, at: Rc<[Ix]>, negation: Option<i8> },
+    /// Of truths c; or of their negation, which is 1 times 1 − c, or −1 times c − 1.
+    Truths(Table, Option<i8>),
     /// Of an index that is not negative.
     Bound(Ix),
-    /// Of e to the power of a multiple of a constant at these indices.
-    Power { sizes: Vec<usize>, values: Rc<[f64]>, at: Rc<[Ix]>, factor: f64 },
+    /// Of e to the power of a multiple of a constant.
+    Power(Table, f64),
 }
 
 impl Known {
     fn indices(&self) -> &[Ix] {
         match self {
-            Known::Table { at, .. } | Known::Power { at, .. } => at,
+            Known::Truths(table, _) | Known::Power(table, _) => &table.at,
             Known::Bound(ix) => std::slice::from_ref(ix),
         }
     }
 
     /// Its logarithm at these indices, −∞ where a truth does not hold; none outside of the table.
-    fn logarithm(&self, at: impl Iterator<Item = i64>) -> Option<f64> {
+    fn logarithm(&self, mut at: impl Iterator<Item = i64>) -> Option<f64> {
         let truth = |holds: bool| if holds { 0.0 } else { f64::NEG_INFINITY };
-        let element = |sizes: &[usize], at: &mut dyn Iterator<Item = i64>| {
-            sizes.iter().try_fold(0, |all, n| {
-                let i = usize::try_from(at.next()?).ok().filter(|i| i < n)?;
-                Some(all * n + i)
-            })
-        };
-        let mut at = at;
         match self {
             Known::Bound(_) => at.next().map(|ix| truth(ix >= 0)),
-            Known::Table { sizes, values, negation, .. } => {
-                Some(truth((values[element(sizes, &mut at)?] != 0.0) != negation.is_some()))
+            Known::Truths(table, negation) => {
+                Some(truth((table.element(at)? != 0.0) != negation.is_some()))
             }
-            Known::Power { sizes, values, factor, .. } => {
-                Some(factor * values[element(sizes, &mut at)?])
-            }
+            Known::Power(table, factor) => Some(factor * table.element(at)?),
         }
     }
 }
@@ -122,7 +131,7 @@ impl Terms {
         }
         let at: Vec<Ix> = vars.iter().map(|var| self.atom(Atom::Var(*var))).collect();
         let is_kept = |x: &f64| *x != f64::NEG_INFINITY;
-        let table = if known.iter().flatten().any(|k| matches!(k, Known::Power { .. })) {
+        let table = if known.iter().flatten().any(|k| matches!(k, Known::Power(..))) {
             if !values.iter().any(is_kept) {
                 return product;
             }
@@ -138,7 +147,7 @@ impl Terms {
         let mut all: Vec<(TermId, f64)> = others.map(|((t, e), _)| (*t, e.value())).collect();
         all.push((table, 1.0));
         let all = self.product(&all);
-        let is_minus = |known: &&Known| matches!(known, Known::Table { negation: Some(-1), .. });
+        let is_minus = |known: &&Known| matches!(known, Known::Truths(_, Some(-1)));
         let minus = known.iter().flatten().filter(is_minus).count() % 2 == 1;
         self.scale(all, if minus { -number } else { number })
     }
@@ -146,8 +155,8 @@ impl Terms {
     /// What is known of a factor, if all of its variables are bounded.
     fn known(&self, (factor, exponent): (TermId, Number)) -> Option<Known> {
         if let Term::Apply(f, operands) = self.get(factor) {
-            let (sizes, values, at) = (f.name == "exp").then(|| self.table(operands[0]))??;
-            return Some(Known::Power { sizes, values, at, factor: exponent.value() });
+            let table = if f.name == "exp" { self.table(operands[0])? } else { return None };
+            return Some(Known::Power(table, exponent.value()));
         }
         if exponent != Number::ONE {
             return None;
@@ -163,13 +172,13 @@ impl Terms {
         if let Term::NotNegative(ix) = self.get(term) {
             return (negation.is_none() && self.is_of_axes(*ix)).then_some(Known::Bound(*ix));
         }
-        let (sizes, values, at) = self.table(term)?;
-        let are_truths = values.iter().all(|x| *x == 0.0 || *x == 1.0);
-        are_truths.then_some(Known::Table { sizes, values, at, negation })
+        let table = self.table(term)?;
+        let are_truths = table.values.iter().all(|x| *x == 0.0 || *x == 1.0);
+        are_truths.then_some(Known::Truths(table, negation))
     }
 
-    /// The sizes and elements of a constant, and the indices at which it is read.
-    fn table(&self, term: TermId) -> Option<(Vec<usize>, Rc<[f64]>, Rc<[Ix]>)> {
+    /// The constant that a term reads.
+    fn table(&self, term: TermId) -> Option<Table> {
         let Term::Leaf(leaf, at) = self.get(term) else { return None };
         if !at.iter().all(|ix| self.is_of_axes(*ix)) {
             return None;
@@ -178,7 +187,7 @@ impl Terms {
             of_sizes.iter().map(move |(tensor, leaf)| (sizes, tensor, leaf))
         });
         let (sizes, tensor, _) = tables.find(|(_, _, of)| *of == leaf)?;
-        Some((sizes.clone(), tensor.to_f64s().into(), at.clone()))
+        Some(Table { sizes: sizes.clone(), values: tensor.to_f64s().into(), at: at.clone() })
     }
 
     /// Whether an index is a sum of multiples of variables whose extents are known.

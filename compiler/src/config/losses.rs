@@ -3,8 +3,8 @@
 //! Further losses are written as `0.4 * cross_entropy(aux_logits, labels)` or `0.1 * output(aux_loss)`; the factor is optional.
 //! They share the other keys of the section.
 
-use crate::config::Config;
-use crate::config::choices::Targets;
+use super::Config;
+use super::choices::Targets;
 use frit_ir::{Code, Diagnostic};
 use frit_passes::loss::{LossKind, Term};
 
