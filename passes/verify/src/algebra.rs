@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// A mask of this or less excludes: e to its power is 0 in f32.
-const EXCLUDED: f64 = -1e4;
+pub(crate) const EXCLUDED: f64 = -1e4;
 
 /// The sum of this and a score is this: −∞ does as well.
 pub(crate) const LOWEST: f64 = -1e30;

@@ -3,6 +3,7 @@
 //! Whether a graph excludes scores by two constant masks or by their conjunction, or adds two constants to them or their sum, what is
 //! left of them is the same.
 
+use crate::algebra::EXCLUDED;
 use crate::index::{Affine, Atom, Ix, Var};
 use crate::lemmas::{scores_of_values, truths_of_values};
 use crate::term::{Number, Term, TermId, Terms};
@@ -48,6 +49,13 @@ impl Known {
         }
     }
 
+    /// Whether it is a table that excludes elements.
+    fn excludes(&self) -> bool {
+        let excludes =
+            |(table, factor): (&Table, &f64)| table.values.iter().any(|x| factor * x <= EXCLUDED);
+        matches!(self, Known::Power(table, factor) if excludes((table, factor)))
+    }
+
     /// Its logarithm at these indices, −∞ where a truth does not hold; none outside of the table.
     fn logarithm(&self, mut at: impl Iterator<Item = i64>) -> Option<f64> {
         let truth = |holds: bool| if holds { 0.0 } else { f64::NEG_INFINITY };
@@ -56,7 +64,10 @@ impl Known {
             Known::Truths(table, negation) => {
                 Some(truth((table.element(at)? != 0.0) != negation.is_some()))
             }
-            Known::Power(table, factor) => Some(factor * table.element(at)?),
+            Known::Power(table, factor) => {
+                let power = factor * table.element(at)?;
+                Some(if power <= EXCLUDED { f64::NEG_INFINITY } else { power })
+            }
         }
     }
 }
@@ -91,7 +102,8 @@ impl Terms {
         let Term::Product(factors) = self.get(scaled).clone() else { return product };
         let known: Vec<Option<Known>> = factors.iter().map(|f| self.known(*f)).collect();
         let is_table = |known: &Option<Known>| !matches!(known, None | Some(Known::Bound(_)));
-        if known.iter().flatten().count() < 2 || !known.iter().any(is_table) {
+        let is_alone = known.iter().flatten().count() < 2;
+        if is_alone && !known.iter().flatten().any(Known::excludes) || !known.iter().any(is_table) {
             return product;
         }
         let of_known = factors.iter().zip(&known).filter(|(_, known)| known.is_some());

@@ -384,6 +384,13 @@ mod tests {
             assert!(!is_equal(&order, &[masked(&|row, key| key < row || key == 0)]));
         }
         assert!(!is_equal(&[mask], &[masked(&|row, key| key <= row)]));
+        // What is excluded by a number that remains one: −1e9 and what is added to it.
+        let low = table(|_, row, key| if key <= row { 0.0 } else { -1e9 });
+        let added = |first: &dyn Fn(usize, usize, usize) -> f64| {
+            table(|head, row, key| first(head, row, key) + if key <= row { 0.0 } else { -1e9 })
+        };
+        assert!(is_equal(&[first.clone(), low.clone()], &[added(&bias)]));
+        assert!(!is_equal(&[second, low], &[added(&bias)]));
     }
 
     #[test]
