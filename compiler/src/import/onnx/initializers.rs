@@ -133,7 +133,7 @@ impl<'a> Importer<'a> {
                 let Some(parameter) = self.restored.parameter(place, i).cloned() else { continue };
                 let name = parameter.name.as_str();
                 let Some(proto) = stored.get(operand.as_str()) else { continue };
-                if self.values.contains_key(name) || self.restored_values.contains_key(name) {
+                if self.is_restored(name) {
                     continue;
                 }
                 // A repeated read for another name may be copied.
@@ -162,8 +162,7 @@ impl<'a> Importer<'a> {
             }
             let Some(name) = self.restored.zero_bias(place).map(str::to_string) else { continue };
             let weight = node.input.get(1).and_then(|w| Some((w, *stored.get(w.as_str())?)));
-            let known =
-                self.values.contains_key(name.as_str()) || self.restored_values.contains_key(&name);
+            let known = self.is_restored(&name);
             let (Some((weight, proto)), false) = (weight, known) else { continue };
             let transposed = node.attribute.iter().any(|a| a.name == "transB" && a.i != 0);
             let rows = transposed || node.op_type == "Conv";
@@ -203,11 +202,20 @@ impl<'a> Importer<'a> {
     /// The all-zero bias that the exporter dropped from a matmul.
     pub(super) fn restored_bias(&self, place: usize) -> Option<Bound> {
         let name = self.restored.zero_bias(place)?;
-        let value = match self.values.get(name) {
-            Some(Bound::Value(value)) => value,
-            _ => self.restored_values.get(name)?,
-        };
-        Some(Bound::Value(*value))
+        self.restored_value(name).map(Bound::Value)
+    }
+
+    /// Whether there is a parameter of this name.
+    pub(super) fn is_restored(&self, name: &str) -> bool {
+        self.values.contains_key(name) || self.restored_values.contains_key(name)
+    }
+
+    /// The value of the parameter of this name.
+    pub(super) fn restored_value(&self, name: &str) -> Option<ValueId> {
+        match self.values.get(name) {
+            Some(Bound::Value(value)) => Some(*value),
+            _ => self.restored_values.get(name).copied(),
+        }
     }
 
     /// The value of an operand that is a constant, although it is stored as a parameter.
@@ -239,10 +247,7 @@ impl<'a> Importer<'a> {
             return self.packed_operand(&packed, origin);
         }
         let parameter = self.restored.parameter(place, i)?;
-        let value = match self.values.get(parameter.name.as_str()) {
-            Some(Bound::Value(value)) => *value,
-            _ => *self.restored_values.get(&parameter.name)?,
-        };
+        let value = self.restored_value(&parameter.name)?;
         let op = match (&parameter.column, parameter.transposed) {
             (Some(dims), _) => {
                 let dims = dims.iter().map(|n| usize::try_from(*n).ok()).collect::<Option<_>>()?;

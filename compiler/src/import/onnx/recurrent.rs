@@ -154,19 +154,11 @@ impl Importer<'_> {
         }
     }
 
-    /// Whether there is a parameter of this name.
-    fn is_restored(&self, name: &str) -> bool {
-        self.values.contains_key(name) || self.restored_values.contains_key(name)
-    }
-
     /// The tensor of a recurrent layer, made of its parameters.
     pub(super) fn packed_operand(&mut self, packed: &Packed, origin: &Origin) -> Option<Bound> {
         let mut gates: Vec<ValueId> = vec![];
         for name in &packed.parameters {
-            let value = match self.values.get(name.as_str()) {
-                Some(Bound::Value(value)) => *value,
-                _ => *self.restored_values.get(name)?,
-            };
+            let value = self.restored_value(name)?;
             let mut size = packed.shape.clone();
             size[0] /= packed.gates.len();
             for gate in packed.gates {
